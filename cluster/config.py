@@ -1,6 +1,6 @@
-"""ClusterConfig: what `raypd serve` starts, from a YAML file and the command line.
+"""ClusterConfig: the settings of a cluster, from a YAML file and the command line.
 
-Nothing starts before the whole configuration is valid; an error names the field, the value and what is allowed.
+Nothing starts before all settings are valid; an error names the setting, its value and what is allowed.
 """
 
 from __future__ import annotations
@@ -31,65 +31,76 @@ class _Settings(BaseModel):
 
 
 class EngineGroupConfig(_Settings):
-    """The engines of one role: how many there are, and what each needs of its node."""
+    """The engines of one role: their number, and what each engine needs of its node."""
 
     count: int = Field(1, ge=0, le=1024, description="Number of engines.")
     num_cpus: float = Field(1, ge=0, description="CPU cores that Ray reserves for each rank of an engine.")
     num_gpus: float = Field(
-        0, ge=0, description="GPUs that Ray reserves for each rank; a part of one lets engines share it."
+        0, ge=0, description="GPUs that Ray reserves for each rank of an engine; with a fraction, engines share a GPU."
     )
-    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources that each rank needs.")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="Custom Ray resources that each rank needs, by name."
+    )
     labels: dict[str, str] = Field(
         default_factory=dict,
         description="Ray labels of the nodes where the engines may run, such as zone: a or zone: in(a,b).",
     )
     scheduler: SchedulerConfig | None = Field(
-        None, description="Scheduler settings of these engines; default: the cluster's."
+        None, description="Scheduler settings of these engines, all of them; default: the top-level scheduler settings."
     )
-    cache: CacheConfig | None = Field(None, description="Cache settings of these engines; default: the cluster's.")
+    cache: CacheConfig | None = Field(
+        None, description="Cache settings of these engines, all of them; default: the top-level cache settings."
+    )
     parallel: ParallelConfig | None = Field(
-        None, description="Parallel settings of these engines; default: the cluster's."
+        None, description="Parallel settings of these engines, all of them; default: the top-level parallel settings."
     )
     kv_transfer: KVTransferConfig | None = Field(
-        None, description="KV transfer settings of these engines; default: the cluster's."
+        None,
+        description="KV transfer settings of these engines, all of them; default: the top-level kv_transfer settings.",
     )
 
     @property
     def is_special(self) -> bool:
-        """Whether its engines differ from the others in more than their number and place."""
+        """Whether the group has own settings of the engines, not only of their number and their nodes."""
         return any(own is not None for own in (self.scheduler, self.cache, self.parallel, self.kv_transfer))
 
 
 class ControllerConfig(_Settings):
-    """The nodes where the controller may run. Kept off Ray's head node, it survives the head's death."""
+    """The nodes where the controller may run. If it does not run on Ray's head node, it survives the head's death."""
 
     resources: dict[str, float] = Field(
-        default_factory=dict, description="Custom Ray resources that the controller needs."
+        default_factory=dict, description="Custom Ray resources that the controller needs, by name."
     )
-    labels: dict[str, str] = Field(default_factory=dict, description="Ray labels of the nodes where it may be.")
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="Ray labels of the nodes where the controller may run."
+    )
 
 
 def _absolute(path: Path) -> Path:
-    """Refuse a path that means another file to each process: they run in other directories, on other nodes."""
+    """Refuse relative paths: processes run in different directories, so each would look for another file."""
     if not path.is_absolute():
         raise ValueError("it has to be an absolute path, which is the same on every node")
     return path
 
 
 class InternalTlsConfig(_Settings):
-    """Certificates for connections within the cluster, at the same paths on every node (PEM).
+    """Certificate files (PEM) for connections within the cluster, at the same paths on every node.
 
-    Files that change are used from the next connection on.
+    When files change, new connections use the new ones.
     """
 
     ca: Path = Field(
-        description="Certificate of the authority whose certificates are accepted; it has to be the cluster's own."
+        description="Certificate of the authority (CA) whose certificates processes accept. The authority must not "
+        "sign certificates for anything but this cluster."
     )
     certificate: Path = Field(
-        description="Certificate for the DNS name raypd.internal, for servers and clients; all processes have the "
-        "same one."
+        description="Certificate for the DNS name raypd.internal, valid for servers and clients; all processes of the "
+        "cluster use the same one."
     )
-    key: Path = Field(description="The certificate's private key. Only its owner and group may read the file.")
+    key: Path = Field(
+        description="Private key of the certificate. The file must not be accessible to users other than its owner "
+        "and group."
+    )
 
     @field_validator("ca", "certificate", "key")
     @classmethod
@@ -102,21 +113,24 @@ class RayConfig(_Settings):
 
     address: str | None = Field(
         None,
-        description="host:port of a running Ray cluster; default: RAY_ADDRESS, or a local one that ends with raypd.",
+        description="Address of a running Ray cluster, as host:port. Default: the variable RAY_ADDRESS; without it, "
+        "raypd starts a Ray cluster on this machine, which ends with raypd.",
     )
     namespace: str = Field(
-        "raypd", min_length=1, description="Ray namespace of the cluster's actors: one raypd cluster in each."
+        "raypd",
+        min_length=1,
+        description="Ray namespace of the cluster's actors. Each namespace can hold one raypd cluster.",
     )
 
 
 class ClusterConfig(_Settings):
-    """Everything that one raypd cluster is made of. Without any argument: the demo model on 1P1D, on the CPU."""
+    """All settings of a cluster. By default, one prefill and one decode engine serve the demo model on the CPU."""
 
     model: ModelConfig = Field(
         default_factory=lambda: ModelConfig(model=str(DEMO_MODEL), dtype="float32"), description="The model to serve."
     )
     served_model_name: str | None = Field(
-        None, description="Name of the model in requests; default: the name of its directory."
+        None, description="Name of the model in requests; default: the name of the model's directory."
     )
     cache: CacheConfig = Field(CacheConfig(), description="The engines' KV cache.")
     scheduler: SchedulerConfig = Field(
@@ -124,63 +138,77 @@ class ClusterConfig(_Settings):
     )
     parallel: ParallelConfig = Field(ParallelConfig(), description="Tensor parallelism within an engine.")
     kv_transfer: KVTransferConfig = Field(KVTransferConfig(), description="How engines hand KV blocks to each other.")
-    lora: LoraConfig | None = Field(None, description="LoRA adapters that requests may name; default: none.")
-    prefill: EngineGroupConfig = Field(EngineGroupConfig(count=1), description="Engines that read prompts.")
-    decode: EngineGroupConfig = Field(EngineGroupConfig(count=1), description="Engines that generate.")
-    both: EngineGroupConfig = Field(EngineGroupConfig(count=0), description="Engines that do both.")
+    lora: LoraConfig | None = Field(None, description="LoRA adapters that requests may use; default: none.")
+    prefill: EngineGroupConfig = Field(
+        EngineGroupConfig(count=1), description="Engines that prefill: they compute prompts and the first token."
+    )
+    decode: EngineGroupConfig = Field(
+        EngineGroupConfig(count=1), description="Engines that decode: they compute all further tokens."
+    )
+    both: EngineGroupConfig = Field(EngineGroupConfig(count=0), description="Engines that prefill and decode.")
     encode: EngineGroupConfig = Field(
         EngineGroupConfig(count=0), description="Engines that encode images for the others."
     )
-    ingress: IngressConfig = Field(IngressConfig(), description="The ingresses, which take clients' requests.")
+    ingress: IngressConfig = Field(IngressConfig(), description="The ingresses, to which clients connect.")
     controller: ControllerConfig = Field(ControllerConfig(), description="Nodes where the controller may run.")
-    restarts: RestartConfig = Field(
-        RestartConfig(), description="How often an engine or an ingress that dies is started again."
-    )
+    restarts: RestartConfig = Field(RestartConfig(), description="Restarts of engines and ingresses that die.")
     engine_host: str | None = Field(
         None,
-        description="Address that engines listen on, for ingresses and each other; default: their node's as Ray knows "
-        "it, and loopback in a Ray cluster that raypd starts itself.",
+        description="Address that engines listen on for ingresses and other engines; default: the node's address in "
+        "Ray, or 127.0.0.1 in a Ray cluster that raypd starts itself.",
     )
     cluster_secret_file: Path | None = Field(
         None,
-        description="File with the secret by which engines, their ranks and ingresses prove themselves to each other, "
-        "at the same path on every node: 64 hexadecimal digits a line; all lines are accepted. Only its owner and "
-        "group may read it. Default: the controller draws a secret and hands it out through Ray.",
+        description="File with the secret by which engines, their ranks and ingresses authenticate each other, at the "
+        "same path on every node. Each line has 64 hexadecimal digits, and the secret of every line is accepted. The "
+        "file must not be accessible to users other than its owner and group. Default: the controller draws a secret "
+        "and distributes it through Ray.",
     )
     block_hash_key_file: Path | None = Field(
         None,
-        description="File with the key of block hashes, at the same path on every node: 64 hexadecimal digits. Only "
-        "its owner and group may read it. Default: one is drawn at the start, so that KV stores that outlive the "
-        "cluster find nothing of before.",
+        description="File with the key of block hashes (64 hexadecimal digits), at the same path on every node. The "
+        "file must not be accessible to users other than its owner and group. Default: a new key at each start; KV "
+        "stores then cannot find blocks that earlier clusters have stored.",
     )
     internal_tls: bool | InternalTlsConfig = Field(
         False,
-        description="Encrypt sessions, control streams and KV data over TCP with TLS 1.3, and let nobody without a "
-        "certificate get as far as the secret. true: the controller makes the certificates; or files of your own.",
+        description="Encrypt sessions, control streams and KV data over TCP with TLS 1.3, and accept only "
+        "connections with a certificate of the cluster. With true, the controller makes the certificates; otherwise "
+        "name the files.",
     )
     ray: RayConfig = Field(RayConfig(), description="The Ray cluster to run in.")
     start_timeout_s: float = Field(
-        600, gt=0, description="How long the start may take: until every engine has loaded its weights and is warm."
+        600,
+        gt=0,
+        description="Seconds that the start may take, until every engine has loaded its weights and has answered a "
+        "test request.",
     )
     place_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="How much of that engines may wait for room in the Ray cluster, half of it at most, before the "
-        "start is given up; what others can serve without is waited for without limit.",
+        description="Seconds that the start waits for room for engines in the Ray cluster, at most half of "
+        "start_timeout_s. After that the start fails, unless the other engines can serve without these; they then "
+        "start whenever there is room.",
     )
     kubernetes: KubernetesConfig = Field(
-        KubernetesConfig(), description="Settings of `raypd manifests`; `raypd serve` does not look at them."
+        KubernetesConfig(), description="Settings of `raypd manifests`; `raypd serve` ignores them."
     )
     heartbeat_interval_s: float = Field(
-        1.0, gt=0, description="How often the controller asks an engine for its health."
+        1.0, gt=0, description="Seconds between two health checks of an engine or ingress by the controller."
     )
     heartbeat_timeout_s: float = Field(
-        10.0, gt=0, description="How long an engine may leave the controller without an answer before it is replaced."
+        10.0,
+        gt=0,
+        description="Seconds without an answer to health checks after which an engine or ingress is replaced.",
     )
     step_deadline_s: float = Field(
-        60.0, gt=0, description="How long an engine's step may take before the engine counts as stuck and is replaced."
+        60.0, gt=0, description="Seconds that one step of an engine may take before the engine is replaced as stuck."
     )
-    drain_timeout_s: float = Field(30, ge=0, description="How long requests may run on after Ctrl-C or SIGTERM.")
+    drain_timeout_s: float = Field(
+        30,
+        ge=0,
+        description="Seconds in which running requests may finish when an engine, ingress or the cluster is drained.",
+    )
 
     @model_validator(mode="after")
     def _requests_can_be_served(self) -> Self:
@@ -200,7 +228,10 @@ class ClusterConfig(_Settings):
 
     @model_validator(mode="after")
     def _engines_can_be_configured(self) -> Self:
-        """Refuse what no engine of a group could start with, under the group's name if the settings are its own."""
+        """Refuse settings with which the engines of a group could not start.
+
+        The error names the group if the group has own settings of engines.
+        """
         mistakes: dict[tuple[str, str], InitErrorDetails] = {}
         for role in EngineRole:
             try:
@@ -223,7 +254,7 @@ class ClusterConfig(_Settings):
 
     @property
     def num_cpus(self) -> int:
-        """CPUs that the engines reserve together, rounded up."""
+        """The number of CPUs that all engines reserve together, rounded up."""
         return math.ceil(
             sum(
                 self.group(role).count * max(self.group(role).num_cpus, 0.001) * self.num_ranks(role)
@@ -232,12 +263,12 @@ class ClusterConfig(_Settings):
         )
 
     def num_ranks(self, role: EngineRole) -> int:
-        """Tensor-parallel ranks of each engine of a role; they are placed on one node."""
+        """Return the number of tensor-parallel ranks of each engine of a role; they run on one node."""
         return self.engine_config(role).parallel.tensor_parallel_size
 
     @property
     def tensor_parallel_sizes(self) -> dict[str, int]:
-        """The number of ranks of each kind of engine, by the setting's name."""
+        """The number of ranks of an engine, by the name of the setting that gives it."""
         name = "parallel.tensor_parallel_size"
         return {
             f"{role.value}.{name}" if self.group(role).parallel else name: self.num_ranks(role) for role in EngineRole
@@ -245,7 +276,7 @@ class ClusterConfig(_Settings):
 
     @property
     def draft_models(self) -> dict[str, str]:
-        """The directories of the models that guess for engines that are wanted, by the setting's name."""
+        """The directories of the draft models of engines with a count above 0, by the name of the setting."""
         models = {}
         for role in EngineRole:
             group, speculative = self.group(role), self.engine_config(role).scheduler.speculative
@@ -255,12 +286,12 @@ class ClusterConfig(_Settings):
         return models
 
     def group(self, role: EngineRole) -> EngineGroupConfig:
-        """The settings of one role's engines."""
+        """Return the settings of one role's engines."""
         groups = {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode, EngineRole.BOTH: self.both}
         return groups.get(role, self.encode)
 
     def engine_config(self, role: EngineRole) -> EngineConfig:
-        """Return the settings that an engine of this role is started with."""
+        """Return the settings with which an engine of a role starts."""
         group = self.group(role)
         return EngineConfig(
             model=self.model,
@@ -273,11 +304,12 @@ class ClusterConfig(_Settings):
 
 
 def load_cluster_config(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool = True) -> ClusterConfig:
-    """Read a YAML file (or nothing), lay the command line's settings over it, validate the whole.
+    """Read a settings file, apply the command line's settings over it, and validate the result.
 
-    overrides: nested like the file; a value of None means "not given"
-    looks_at_model: whether the checkpoint is on this machine
-    Raises InvalidConfig with one line per mistake.
+    path: the YAML file; None for defaults only
+    overrides: nested like the file; a value of None means that the option was not given
+    looks_at_model: check the files of the checkpoint and of adapters too, which have to be on this machine
+    Raises InvalidConfig with one line for each mistake.
     """
     settings = _read_yaml(path) if path is not None else {}
     _overlay(settings, overrides)
@@ -292,7 +324,7 @@ def load_cluster_config(path: Path | None, overrides: dict[str, Any], *, looks_a
 
 
 def find_checkpoint_mistakes(config: ClusterConfig) -> list[str]:
-    """Why the model, or an adapter, cannot be served as it is configured, by their files on this machine."""
+    """Return why the model or an adapter cannot be served with these settings, by their files on this machine."""
     return [
         *find_model_mistakes(config.model, config.tensor_parallel_sizes, config.draft_models),
         *find_adapter_mistakes(config.lora),

@@ -1,7 +1,7 @@
-"""Makes the reference of all settings from the pydantic models, so that the reference cannot contradict the models.
+"""The reference of all settings, generated from the pydantic models that declare them.
 
-The reference has two forms: docs/settings.md (`to_markdown`), which a test compares with the models, and a YAML file
-that has every setting with its default (`to_yaml`), which `raypd serve --config` takes as it is.
+It has two forms: docs/settings.md (`to_markdown`), which a test compares with the models, and a YAML file with every
+setting and its default (`to_yaml`), which `raypd serve --config` accepts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Schema = Mapping[str, Any]
 class Section:
     """One group of settings.
 
-    paths: the paths at which the group may be in the file; the path of the whole file is ""
+    paths: the group's positions in the settings file, such as "ingress.http"; the top level is ""
     model: the class that declares the group
     """
 
@@ -75,7 +75,7 @@ def to_schema() -> str:
 def to_yaml(config: ClusterConfig | None = None) -> str:
     """Return a settings file that has every setting, with its description as a comment.
 
-    config: the values; None: every setting's default
+    config: the settings whose values the file gets; default: the default settings
     """
     return "\n".join(_yaml_lines(ClusterConfig() if config is None else config, indent=0)) + "\n"
 
@@ -104,9 +104,9 @@ _INTRODUCTION: Final = """\
 
 <!-- Made from the code by `make settings`; do not edit it by hand. -->
 
-`raypd serve --config FILE` reads these settings from a YAML file. Options of the command line go over the file. Every
-setting has a default, except those that are marked as required. A setting that does not exist, or a value out of its
-range, is refused before anything starts.
+`raypd serve --config FILE` reads these settings from a YAML file. Options of the command line override the file. Every
+setting has a default, except those that are marked as required. Unknown settings, and values out of range, are refused
+before anything starts. Names that end in `_s` are in seconds, `_mib` and `_gib` in MiB and GiB, `_bytes` in bytes.
 
 ```
 raypd config --default > raypd.yaml   # all settings with their defaults and descriptions

@@ -1,5 +1,5 @@
 """Access control for gRPC and HTTP alike: TLS, bearer tokens, limits and tenants.
 
-An API asks AccessControl.authenticate() who calls, and keeps the answer with calling_as() while it works on the call.
-Requests that are made meanwhile carry their Caller to Serving, which holds them to its limits.
+An API server asks AccessControl.authenticate() who the caller is, and sets the caller with calling_as() while it
+handles the call. Requests that are made within carry their Caller to Serving, which enforces the caller's limits.
 """

@@ -1,4 +1,4 @@
-"""Authentication: the first question of gRPC and HTTP alike is who calls."""
+"""Authentication of callers by bearer tokens, for gRPC and HTTP alike."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from cluster.errors import Unauthenticated
 
 
 class AccessControl:
-    """The access control of an ingress, for gRPC and HTTP together: what a token has used counts for both."""
+    """The access control of an ingress. gRPC and HTTP share it, so a token's limits hold for both together."""
 
     def __init__(self, tokens: Tokens | None = None) -> None:
-        """tokens: None asks for none, and everybody may do everything."""
+        """tokens: the accepted tokens; with None no token is needed, and every caller may do everything"""
         self._tokens = tokens
 
     @property
     def asks_for_tokens(self) -> bool:
-        """Whether calls need one."""
+        """Whether calls need a token."""
         return self._tokens is not None
 
     def authenticate(self, authorization: str | bytes | None) -> Caller:
-        """Return the caller. authorization: the call's header of that name. Raises Unauthenticated."""
+        """Return the caller. Raises Unauthenticated.
+
+        authorization: the call's authorization header; None if the call has none
+        """
         if self._tokens is None:
             return ANYBODY
         if authorization is None:

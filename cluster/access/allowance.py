@@ -1,8 +1,9 @@
-"""The allowance of one token: how much it may still use. Pure, but for the clock that it is given.
+"""The allowance of a bearer token: its limits, and how much of them is used. Pure; the clock is an argument.
 
-Requests and tokens per second are buckets that fill at that rate. A request takes one from the first when it comes.
-Tokens are paid for after they were used, prompt and output alike: nobody knows before how many there will be. So the
-second bucket may fall below zero, and whoever is in debt gets no further request until it is paid.
+The limits on requests and tokens per second are token buckets, which fill at these rates. Each request takes one unit
+from the bucket of requests at its arrival. Prompt and output tokens are taken from their bucket after they were used,
+since their number is not known before. So the second bucket may fall below zero; while it does, further requests are
+refused.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from typing import Final
 from cluster.errors import AllowanceSpent
 
 _BUSY_DELAY_S: Final = 1.0
-"""When to try again with too many requests at once: nobody knows when one ends."""
+"""The delay that is proposed if too many requests run at once: when one of them ends is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllowanceLimits:
-    """The limits of one token, at each ingress; None is unlimited.
+    """The limits of one bearer token, at each ingress; None means no limit.
 
-    burst_s: so much of what was not used of a rate is kept
+    requests_per_s: requests per second
+    tokens_per_s:   prompt and output tokens per second, together
+    concurrent:     requests that run at once
+    burst_s:        the seconds of unused rate that can be saved up, the capacity of the buckets
     """
 
     requests_per_s: float | None = None
@@ -34,12 +38,15 @@ class AllowanceLimits:
 
 
 class Allowance:
-    """Belongs to one token, for as long as the process lives; and, paid ahead, to one call with that token."""
+    """The use of one bearer token in this process.
+
+    paid_ahead() returns an allowance for one call, which shares the account of the token's allowance.
+    """
 
     def __init__(
         self, name: str = "", limits: AllowanceLimits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """name: the token's."""
+        """name: the token's name, for errors; clock: returns monotonic seconds"""
         self._name = name
         self._clock = clock
         self._num_paid = 0
@@ -47,17 +54,18 @@ class Allowance:
 
     @property
     def num_running(self) -> int:
-        """Requests that have begun and not ended."""
+        """The number of requests that have begun and not ended."""
         return self._account.num_running
 
     def set_limits(self, limits: AllowanceLimits) -> None:
-        """Hold it to these from now on; the buckets are full."""
+        """Set new limits, and fill the buckets."""
         self._account.set_limits(limits, self._clock())
 
     def paid_ahead(self) -> Allowance:
-        """Take a request for a call that is not read yet; the first request that the returned one begins is that one.
+        """Count one request for a call whose body is not read yet.
 
-        Raises AllowanceSpent.
+        Returns an allowance for this call: the first request that begins with it is not counted again. Raises
+        AllowanceSpent.
         """
         self.take_request()
         of_call = copy(self)
@@ -66,7 +74,7 @@ class Allowance:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Inside, a request runs. Raises AllowanceSpent."""
+        """Begin a request at entry and end it at exit of the context. Raises AllowanceSpent at entry."""
         self.begin()
         try:
             yield
@@ -74,7 +82,10 @@ class Allowance:
             self.end()
 
     def begin(self) -> None:
-        """A request comes; end() has to follow. Raises AllowanceSpent, and then it has not."""
+        """Count a request that begins; end() has to follow.
+
+        Raises AllowanceSpent if the request is over a limit; end() must not follow then.
+        """
         most = self._account.limits.concurrent
         if most is not None and self._account.num_running >= most:
             raise AllowanceSpent(self._name, f"{most} requests at once", _BUSY_DELAY_S)
@@ -85,7 +96,7 @@ class Allowance:
         self._account.num_running += 1
 
     def take_request(self) -> None:
-        """A call comes that is over at once. Raises AllowanceSpent."""
+        """Count a request without its end, such as a call that is answered at once. Raises AllowanceSpent."""
         now_s, account = self._clock(), self._account
         limits, requests, tokens = account.limits, account.requests, account.tokens
         if tokens is not None and (delay_s := tokens.delay_s(0.0, now_s)) > 0:
@@ -96,17 +107,17 @@ class Allowance:
             requests.take(1.0, now_s)
 
     def end(self) -> None:
-        """A request that had begun is over."""
+        """Note the end of a request that had begun."""
         self._account.num_running -= 1
 
     def charge(self, num_tokens: int) -> None:
-        """So many tokens were used."""
+        """Take tokens that a request has used from the bucket of tokens."""
         if self._account.tokens is not None:
             self._account.tokens.take(num_tokens, self._clock())
 
 
 class _Account:
-    """A token's limits, and what it has used."""
+    """The limits of a bearer token, its buckets, and the number of its requests that run."""
 
     def __init__(self, limits: AllowanceLimits, now_s: float) -> None:
         self.num_running = 0
@@ -119,7 +130,7 @@ class _Account:
 
 
 class _Bucket:
-    """Fills at a rate, up to its capacity. May be overdrawn."""
+    """A token bucket: its level rises at a rate per second up to its capacity, and may fall below zero."""
 
     def __init__(self, rate: float, capacity: float, now_s: float) -> None:
         self._rate = rate
@@ -128,7 +139,7 @@ class _Bucket:
         self._at_s = now_s
 
     def delay_s(self, amount: float, now_s: float) -> float:
-        """How long until so much is in it; 0 if it is."""
+        """Return the seconds until the level is at least amount; 0 if it is already."""
         self._fill(now_s)
         return max(0.0, (amount - self._level) / self._rate)
 

@@ -1,4 +1,4 @@
-"""The caller of a call, for as long as an API works on the call."""
+"""The caller: who makes a call, what the caller may do, and how code that handles the call finds the caller."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from cluster.errors import PermissionDenied
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The identity behind a call, and what its token allows.
+    """The caller of an API, as its bearer token identifies it.
 
-    name:             the token's, for logs and errors; "" where no tokens are asked for
-    tenant:           who shares the prefix cache, and fairly with others what engines serve; "" where there are none
-    may_administer:   whether AdminService answers
-    highest_priority: the lowest number that its requests may have (lower goes first); None: any
-    adapters:         those that its requests may run with; None: any
+    name:             the token's name, for logs and errors; "" if no tokens are needed
+    tenant:           the token's tenant, the unit of fair scheduling and of sharing cached prompts; "" without tenants
+    may_administer:   whether the caller may use AdminService
+    highest_priority: the lowest priority number that requests may have (lower numbers go first); None: any
+    adapters:         the LoRA adapters that requests may use; None: any
+    allowance:        the token's limits and their use
     """
 
     name: str = ""
@@ -31,9 +32,10 @@ class Caller:
     allowance: Allowance = field(default_factory=Allowance, compare=False, repr=False)
 
     def priority(self, asked: int) -> int:
-        """The priority that a request gets; one that says nothing (0) the highest that it may have, at most 0.
+        """Return the priority of a request that asks for a priority.
 
-        Raises PermissionDenied.
+        A request that asks for none (0) gets 0, or the highest allowed priority if 0 is not allowed. Raises
+        PermissionDenied if the request asks for more than is allowed.
         """
         highest = self.highest_priority
         if highest is None or asked >= highest:
@@ -45,39 +47,45 @@ class Caller:
         )
 
     def may_use(self, adapter: str) -> bool:
-        """Whether its requests may run with this adapter. One that may not be used looks like one that is not there."""
+        """Whether requests may use an adapter. Errors do not tell forbidden adapters from unknown ones."""
         return self.adapters is None or adapter in self.adapters
 
     def check_administers(self) -> None:
-        """Raises PermissionDenied."""
+        """Raise PermissionDenied if the caller may not use AdminService."""
         if not self.may_administer:
             raise PermissionDenied(f"token {self.name!r} may not use AdminService; use one with `admin: true`")
 
     def salted(self, cache_salt: str) -> str | None:
-        """The cache_salt of a request at the engines: no tenant's is ever another's. None: it needs none."""
-        # A tenant's name has no slash.
+        """Return the cache_salt that engines get for a request, or None for none; it differs between tenants.
+
+        cache_salt: the request's own; "" for none
+        """
+        # A tenant's name has no slash, so two tenants cannot get the same result.
         return f"{self.tenant}/{cache_salt}" if self.tenant else cache_salt or None
 
 
 ANYBODY: Final = Caller(may_administer=True)
-"""The caller in a cluster without tokens: it has no limits and no tenants."""
+"""The caller in a cluster without tokens: it has no limits and no tenant, and may do everything."""
 
 _caller: ContextVar[Caller] = ContextVar("caller", default=ANYBODY)
 
 
 def current_caller() -> Caller:
-    """The caller whose call the current task works on; ANYBODY outside of calls."""
+    """Return the caller whose call the current task handles; ANYBODY outside of calls."""
     return _caller.get()
 
 
 def set_caller(caller: Caller) -> None:
-    """Set the caller for the rest of this task, and for tasks that it starts; each call needs a task of its own."""
+    """Set the caller for the rest of the current task and the tasks that it starts.
+
+    Each call needs a task of its own.
+    """
     _caller.set(caller)
 
 
 @contextmanager
 def calling_as(caller: Caller) -> Iterator[None]:
-    """Inside, current_caller() is this one."""
+    """Set the caller that current_caller() returns within the context."""
     token = _caller.set(caller)
     try:
         yield

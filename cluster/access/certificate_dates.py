@@ -1,4 +1,4 @@
-"""Dates between which certificates are valid, and the warnings that follow from them."""
+"""The dates between which certificates are valid, and warnings about them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SOON: Final = timedelta(days=14)
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """The time in which one certificate is valid. subject: as RFC 4514 writes it."""
+    """The period in which a certificate is valid. subject: the certificate's, as an RFC 4514 string"""
 
     subject: str
     begins: datetime
     ends: datetime
 
     def warning(self, now: datetime) -> str | None:
-        """Return what a client would find wrong with the dates, now or within two weeks; None for nothing."""
+        """Return what is wrong with the dates, or will be within two weeks; None if nothing is."""
         if now > self.ends:
             return f"{self.subject} expired at {_written(self.ends)}: clients refuse it"
         if now < self.begins:
@@ -35,9 +35,9 @@ class Validity:
 
 
 def read_validities(path: Path) -> list[Validity]:
-    """Return the validity of each certificate of a PEM file, in its order.
+    """Return the validity of each certificate in a PEM file, in the file's order.
 
-    Raises OSError if the file cannot be read, ValueError if it holds no certificate or a broken one.
+    Raises OSError if the file cannot be read, ValueError if the file holds no certificate or a broken one.
     """
     certificates = x509.load_pem_x509_certificates(path.read_bytes())
     return [
@@ -47,10 +47,10 @@ def read_validities(path: Path) -> list[Validity]:
 
 
 def find_certificate_warnings(tls: TlsConfig | None, now: datetime | None = None) -> list[str]:
-    """Return what is wrong, or soon will be, with the dates of the server's certificates and the clients' roots.
+    """Return warnings about the dates of the server's certificates and of the root certificates of clients.
 
-    now: default: this machine's clock
-    A certificate that has expired is no reason not to start: it may be renewed in place, and the clock may be wrong.
+    now: the time to compare with; default: this machine's clock
+    An expired certificate does not prevent a start: the file may be renewed in place, and the clock may be wrong.
     """
     return [] if tls is None else list(_warnings(tls, now or datetime.now(UTC)))
 

@@ -1,4 +1,4 @@
-"""TLS for the gRPC and HTTP servers, from files that may be renewed while they are used."""
+"""TLS for the gRPC and HTTP servers, from certificate files that may be renewed at any time."""
 
 from __future__ import annotations
 
@@ -20,23 +20,27 @@ logger = logging.getLogger(__name__)
 
 
 class TlsConfig(BaseModel):
-    """TLS for clients. Files are PEM; files that change are used from the next connection on."""
+    """Certificate files (PEM) for clients' connections. When files change, new connections use the new ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    certificate: Path = Field(description="The server's certificate, with the certificates between it and its root.")
-    key: Path = Field(description="The certificate's private key.")
+    certificate: Path = Field(description="The server's certificate, followed by intermediate certificates if any.")
+    key: Path = Field(description="Private key of the certificate.")
     client_ca: Path | None = Field(
         None,
-        description="Roots of the certificates that clients have to show (mutual TLS); default: clients show none.",
+        description="Root certificates of clients, which then have to show a certificate (mutual TLS); default: "
+        "clients need no certificate.",
     )
 
 
 class ServerTls:
-    """The certificates as servers need them. Files that do not fit together are not used: the set before them is."""
+    """The TLS credentials of the gRPC and HTTP servers, which follow the files.
+
+    New files that cannot be used, or do not fit together, are logged, and the previous certificates stay in use.
+    """
 
     def __init__(self, config: TlsConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises InvalidConfig."""
+        """Read the files. Raises InvalidConfig if they cannot be used."""
         self._config = config
         paths = [config.certificate, config.key, *([config.client_ca] if config.client_ca is not None else [])]
         self._grpc_files, self._http_files = WatchedFiles(paths, clock), WatchedFiles(paths, clock)
@@ -51,7 +55,7 @@ class ServerTls:
         return self._ends_at_s
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server; each handshake looks for new files."""
+        """Return the credentials for a gRPC server, which checks for new files at each handshake."""
         return grpc.dynamic_ssl_server_credentials(
             self._read(),
             self._newer,  # type: ignore[arg-type]  # None is allowed, as grpc's documentation says
@@ -59,13 +63,16 @@ class ServerTls:
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """For an HTTP server; each handshake looks for a new certificate (not for a new client_ca)."""
+        """Return the context for an HTTP server, which checks for a new certificate at each handshake.
+
+        A new client_ca takes effect only at the next start.
+        """
         context = self._newest = self._make_context()
         context.sni_callback = self._use_newest
         return context
 
     def _newer(self) -> grpc.ServerCertificateConfiguration | None:
-        """Called by gRPC, from a thread of its own. None: nothing new."""
+        """Return the new certificates for gRPC, or None if the files have not changed; gRPC calls this on a thread."""
         if not self._grpc_files.have_changed():
             return None
         try:
@@ -76,7 +83,7 @@ class ServerTls:
             return None
 
     def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
-        """Called by ssl in each handshake, also of clients that name no host."""
+        """Let a connection use the newest certificate; ssl calls this in each handshake, also without a host name."""
         del name
         if self._http_files.have_changed():
             try:
@@ -96,7 +103,7 @@ class ServerTls:
         return grpc.ssl_server_certificate_configuration([pair], roots)
 
     def _make_context(self) -> ssl.SSLContext:
-        """Raises InvalidConfig if the files cannot be used, or not together."""
+        """Make a context from the files. Raises InvalidConfig if they cannot be used, or do not fit together."""
         config = self._config
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

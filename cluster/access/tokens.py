@@ -1,8 +1,8 @@
-"""The file of bearer tokens: a hash of each, and what it allows.
+"""The token file: the hash of each bearer token, and what the token allows.
 
-A token is 256 random bits, so its SHA-256 is as good a secret as it is: nothing that is slow by design is needed, as
-for passwords that people make up. Tokens are looked up by a hash keyed with a secret of this process, and compared in
-constant time: how long an answer takes says nothing of how near a guess was.
+A token has 256 random bits, so its plain SHA-256 cannot be inverted; slow hashes are for passwords that people make up.
+Tokens are looked up by a hash that is keyed with a random key of this process, and compared in constant time, so that
+response times reveal nothing about how close a guess is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kv_transfer.trust.watched_file import WatchedFiles
 logger = logging.getLogger(__name__)
 
 TOKEN_PREFIX: Final = "raypd-"
-"""So that a token that went astray is known for what it is."""
+"""The prefix of every token, by which secret scanners and people recognize a leaked one."""
 _NUM_SECRET_BYTES: Final = 32
 _Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -37,21 +37,25 @@ class _Settings(BaseModel):
 
 
 class TokenEntry(_Settings):
-    """One token."""
+    """The entry of one bearer token in the token file. The limits hold at each ingress."""
 
-    name: _Name = Field(description="For logs and errors.")
+    name: _Name = Field(description="Name of the token in logs and errors.")
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="SHA-256 of the token, as `raypd token` prints it.")
     tenant: _Name | None = Field(
         None,
         description="Tenant that the token belongs to; default: the token's name. Tenants share no cached prompts.",
     )
-    admin: bool = Field(False, description="Whether AdminService takes it.")
-    requests_per_s: float | None = Field(None, gt=0, description="At each ingress, as the other limits; default: any.")
-    tokens_per_s: float | None = Field(None, gt=0, description="Tokens of prompts and outputs together, per second.")
-    concurrent: int | None = Field(None, ge=1, description="Requests at once.")
-    burst_s: float = Field(10.0, gt=0, description="So many seconds of an unused rate are kept.")
-    highest_priority: int = Field(0, description="The lowest number that priority may have; lower goes first.")
-    adapters: frozenset[str] | None = Field(None, description="Adapters that it may use; default: any.")
+    admin: bool = Field(False, description="Whether the token may use AdminService.")
+    requests_per_s: float | None = Field(None, gt=0, description="Limit on requests per second; default: no limit.")
+    tokens_per_s: float | None = Field(
+        None, gt=0, description="Limit on prompt and output tokens per second; default: no limit."
+    )
+    concurrent: int | None = Field(None, ge=1, description="Limit on concurrent requests; default: no limit.")
+    burst_s: float = Field(10.0, gt=0, description="Seconds of unused requests and tokens that can be saved up.")
+    highest_priority: int = Field(
+        0, description="Lowest number that the priority of requests may have; lower numbers go first."
+    )
+    adapters: frozenset[str] | None = Field(None, description="LoRA adapters that requests may use; default: any.")
 
     @property
     def limits(self) -> AllowanceLimits:
@@ -60,7 +64,7 @@ class TokenEntry(_Settings):
 
 
 class TokenFile(_Settings):
-    """The file of tokens."""
+    """The content of the token file."""
 
     tokens: tuple[TokenEntry, ...]
 
@@ -73,17 +77,17 @@ class TokenFile(_Settings):
 
 
 def make_token() -> str:
-    """A new secret."""
+    """Return a new random token."""
     return TOKEN_PREFIX + secrets.token_urlsafe(_NUM_SECRET_BYTES)
 
 
 def hash_token(token: str) -> str:
-    """Return the SHA-256 of a token, as it is in the file."""
+    """Return the SHA-256 of a token in hexadecimal digits, as in the token file."""
     return hashlib.sha256(token.encode(errors="surrogateescape")).hexdigest()
 
 
 def read_token_file(path: Path) -> TokenFile:
-    """Read and check it. Raises InvalidConfig."""
+    """Read and check a token file. Raises InvalidConfig."""
     try:
         return TokenFile.model_validate(yaml.safe_load(path.read_text()))
     except OSError as error:
@@ -96,13 +100,13 @@ def read_token_file(path: Path) -> TokenFile:
 
 
 class Tokens:
-    """The tokens of a file, as it is now: one that is taken out is refused within a second.
+    """The tokens of a token file. Changes of the file take effect within a second.
 
-    A file that cannot be used is not: what it said before stays, and the log says why.
+    If the changed file has a mistake, the log shows it, and the tokens before the change stay valid.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises InvalidConfig."""
+        """Read the file. Raises InvalidConfig."""
         self._path = path
         self._clock = clock
         self._file = WatchedFiles([path], clock)
@@ -113,7 +117,7 @@ class Tokens:
         self._use(read_token_file(path))
 
     def find(self, token: str) -> Caller | None:
-        """Return the caller whose token it is; None if nobody has it."""
+        """Return the caller with this token; None if the token is not known."""
         self._follow()
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
         known = self._callers.get(self._index(digest))
@@ -144,7 +148,7 @@ class Tokens:
             allowance = Allowance(entry.name, entry.limits, self._clock)
         elif limits != entry.limits:
             allowance.set_limits(entry.limits)
-        # What runs goes on to count.
+        # The allowance stays the same object, so that running requests go on counting.
         self._allowances[entry.name] = entry.limits, allowance
         return Caller(
             name=entry.name,

@@ -1,7 +1,7 @@
-"""A checkpoint's config.json and the headers of its safetensors files, read without transformers and without a weight.
+"""Reading of a checkpoint's config.json and the headers of its safetensors files, without transformers or weights.
 
-The format: eight bytes with the header's length, the header (JSON: name -> dtype, shape, data_offsets), the data;
-https://github.com/huggingface/safetensors#format.
+A safetensors file has eight bytes with the header's length, the header (JSON: name -> dtype, shape, data_offsets), and
+the data; see https://github.com/huggingface/safetensors#format.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any, Final
 INDEX_FILE: Final = "model.safetensors.index.json"
 
 _MAX_HEADER_BYTES: Final = 100 * 2**20
-"""safetensors' own limit."""
+"""The limit on the size of a header that the safetensors library has."""
 
 
 class UnreadableCheckpoint(Exception):
-    """A file is not what it should be; the message says which file and why."""
+    """A file of a checkpoint cannot be used; the message says which file and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor of the checkpoint."""
+    """The name and shape of one tensor of a checkpoint."""
 
     name: str
     shape: tuple[int, ...]
 
     @property
     def num_elements(self) -> int:
-        """How many numbers."""
+        """The number of elements of the tensor."""
         return math.prod(self.shape)
 
 
 def read_config_file(directory: Path) -> dict[str, Any]:
-    """Return config.json as it is written. Raises UnreadableCheckpoint."""
+    """Return the content of a checkpoint's config.json. Raises UnreadableCheckpoint."""
     path = directory / "config.json"
     if not directory.is_dir():
         there = "is not a directory" if directory.exists() else "does not exist"
@@ -54,7 +54,7 @@ def read_config_file(directory: Path) -> dict[str, Any]:
 
 
 def read_weights(directory: Path) -> tuple[Weight, ...]:
-    """Return every tensor of the safetensors files, which are whole. Raises UnreadableCheckpoint."""
+    """Return the tensors of a checkpoint's safetensors files. Raises UnreadableCheckpoint if a file is incomplete."""
     paths = sorted(directory.glob("*.safetensors"))
     if not paths:
         raise UnreadableCheckpoint(f"{str(directory)!r} has no *.safetensors; convert the checkpoint to safetensors")

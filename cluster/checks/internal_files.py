@@ -1,7 +1,7 @@
-"""The files by which processes of a cluster trust each other, looked at before Ray and engines start.
+"""The check of the files with which processes of a cluster authenticate each other, before Ray and engines start.
 
-Every process reads them for itself, at the same paths on every node; a file that is missing or cannot be used would
-otherwise be found by each engine when it starts.
+Every process reads these files itself, at the same paths on every node. Without this check, a missing or unusable file
+would only show when each engine starts.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from kv_transfer.errors import SecretUnusable, TlsUnusable
 from kv_transfer.trust.secret_file import read_secret_file
 from kv_transfer.trust.tls import InternalTls, TlsFiles
 
-_MAKE_ONE = "make one by `openssl rand -hex 32`, and put it there on every node, readable for raypd's user alone"
+_MAKE_ONE = "create it with `openssl rand -hex 32`, and copy it to every node, readable for raypd's user only"
 
 
 @dataclass(frozen=True, slots=True)
 class InternalFiles:
-    """The files that the settings name; None for what the controller draws.
+    """The files that the settings name; None for each secret that the controller draws itself.
 
-    secret: cluster_secret_file; block_hash_key: block_hash_key_file; tls: internal_tls
+    secret:         the setting cluster_secret_file
+    block_hash_key: the setting block_hash_key_file
+    tls:            the files of the setting internal_tls
     """
 
     secret: Path | None = None
@@ -39,9 +41,9 @@ class InternalFiles:
         return cls(config.cluster_secret_file, config.block_hash_key_file, files)
 
     def find_mistakes(self) -> list[str]:
-        """Return why this machine's files cannot be used, each with its setting; empty if they can, or none is named.
+        """Return why files cannot be used on this machine, each with its setting; empty if all can be used.
 
-        No mistake tells what is in a file.
+        The texts do not reveal the content of a file.
         """
         mistakes = []
         for setting, path in (("cluster_secret_file", self.secret), ("block_hash_key_file", self.block_hash_key)):

@@ -1,4 +1,4 @@
-"""Checks of the files of a checkpoint and of adapters: mistakes are found before an engine has to fail of them."""
+"""Checks of the files of a checkpoint and of adapters, which find mistakes before an engine starts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PROBE_TIMEOUT_S: Final = 60.0
 def find_model_mistakes(
     model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Why this model cannot be served as it is configured; empty if its files do not speak against it.
+    """Return why a model cannot be served with these settings; empty if its files show no mistake.
 
-    tensor_parallel_sizes: by the setting's name, such as "decode.parallel.tensor_parallel_size"
-    draft_models: directories of the models that guess for it, by the setting's name
+    tensor_parallel_sizes: numbers of ranks, by the setting's name, such as "decode.parallel.tensor_parallel_size"
+    draft_models: directories of the draft models of speculative decoding, by the setting's name
     """
     drafts = draft_models or {}
     mistakes: list[str] = []
@@ -41,7 +41,7 @@ def find_model_mistakes(
             continue
         has_own_code |= model.trust_remote_code and "auto_map" in config
     if mistakes or has_own_code:
-        # Code that comes with a checkpoint is for the engines to run.
+        # Code that comes with a checkpoint is run in engines only, so its config cannot be checked here.
         return mistakes
     if "transformers" in sys.modules:
         from cluster.checks.model_probe import find_config_mistakes
@@ -51,7 +51,7 @@ def find_model_mistakes(
 
 
 def _read_files(directory: Path, model: ModelConfig) -> dict[str, Any]:
-    """Return config.json, if the files are whole. Raises UnreadableCheckpoint, InvalidGenerationConfig."""
+    """Return config.json after a check of all files. Raises UnreadableCheckpoint, InvalidGenerationConfig."""
     config = read_config_file(directory)
     if model.load_format == "auto":
         read_weights(directory)
@@ -60,7 +60,7 @@ def _read_files(directory: Path, model: ModelConfig) -> dict[str, Any]:
 
 
 def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
-    """Why configured LoRA adapters cannot be served; whether they fit the model is for the engines to say."""
+    """Return why configured LoRA adapters cannot be served. Only engines check whether an adapter fits the model."""
     if lora is None:
         return []
     mistakes = []
@@ -75,7 +75,10 @@ def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
 def _ask_child(
     model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str]
 ) -> list[str]:
-    """Ask in a process of its own: transformers is imported there without torch, which this process may need."""
+    """Return the mistakes that a child process finds.
+
+    The child imports transformers without torch. In this process that would be wrong, since it may need torch later.
+    """
     sizes, drafts = dict(tensor_parallel_sizes), dict(draft_models)
     question = json.dumps({"model": model.model_dump(), "sizes": sizes, "drafts": drafts})
     command = [sys.executable, "-m", "cluster.checks.model_probe"]
@@ -84,7 +87,7 @@ def _ask_child(
             command, input=question, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
         )
     except subprocess.TimeoutExpired:
-        # The machine is slow, which says nothing about the model: the engines will ask again.
+        # A slow machine says nothing about the model; the engines make the same check when they start.
         logger.warning("the model's config was not checked in time", extra={"timeout_s": _PROBE_TIMEOUT_S})
         return []
     except subprocess.CalledProcessError as error:

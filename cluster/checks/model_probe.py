@@ -1,8 +1,9 @@
-"""Reads transformers' configs and a checkpoint's tokenizer in a process of its own: `python -m cluster.model_probe`.
+"""The check of a model by transformers' config classes, and of its tokenizer's file.
 
-A program of its own for processes that do not have transformers yet: it imports transformers without torch, which takes
-a second, and half of what it would take with torch. It reads {"model": ModelConfig, "sizes": {setting: ranks},
-"drafts": {setting: directory}} from its standard input and prints a list of mistakes, both JSON.
+This module is also a program, `python -m cluster.checks.model_probe`, for processes that have not imported
+transformers: it imports transformers without torch, which takes a second, half the time of the import with torch. It
+reads {"model": ModelConfig, "sizes": {setting: ranks}, "drafts": {setting: directory}} from standard input and prints a
+list of mistakes; both are JSON.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 def find_config_mistakes(
     model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str]
 ) -> list[str]:
-    """Why no engine would serve this model; empty if nothing that is known without its weights speaks against it.
+    """Return why engines would refuse a model; empty if nothing is wrong that can be found without its weights.
 
-    draft_models: directories of the models that guess for it, by the setting's name
+    tensor_parallel_sizes: numbers of ranks, by the setting's name
+    draft_models: directories of the draft models of speculative decoding, by the setting's name
     """
     from actors.model.config.config_rules import architecture_name, read_config, reason_on_ranks
     from actors.model.errors import ModelError
@@ -48,7 +50,10 @@ def find_config_mistakes(
 
 
 def _reason_on_one_rank(config: PretrainedConfig, max_model_len: int | None) -> str | None:
-    """Raises ModelError if no sequence can be so long. max_model_len: None for the model's own limit"""
+    """Return why one rank cannot serve a model, or None. Raises ModelError if max_model_len is too long for the model.
+
+    max_model_len: None for the model's own limit
+    """
     from actors.model.config.config_rules import reason_in_config, reason_on_trial
     from actors.model.config.limits import derive_max_model_len
 
@@ -56,7 +61,7 @@ def _reason_on_one_rank(config: PretrainedConfig, max_model_len: int | None) -> 
 
 
 def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
-    """Why a model cannot guess for another one; empty if its config does not speak against it."""
+    """Return why a model cannot be the draft model of another one; empty if its config shows no mistake."""
     from actors.model.config.config_rules import architecture_name, read_config
     from actors.model.config.model_kind import kind_of
     from actors.model.errors import ModelError
@@ -77,7 +82,10 @@ def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
 
 
 def _tokenizer_mistakes(directory: Path) -> list[str]:
-    """Whether there is one, and its file is whole: to load it takes long, and ingresses do before engines are ready."""
+    """Return why there is no usable tokenizer file; empty if there is one.
+
+    The tokenizer is not loaded, since that takes long: ingresses load it while the engines start.
+    """
     if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         return [f"model.model: {str(directory)!r} has no tokenizer: there is no {_TOKENIZER_FILES[0]} in it"]
     path = directory / _TOKENIZER_FILES[0]
@@ -87,7 +95,7 @@ def _tokenizer_mistakes(directory: Path) -> list[str]:
 
 
 def _is_json_object(path: Path) -> bool:
-    """By its ends: all of it has tens of MB, and what lies between is for the ingresses to read."""
+    """Whether a file begins and ends like a JSON object. It has tens of MB, so the ingresses alone read all of it."""
     with path.open("rb") as file:
         first = file.read(64).lstrip()
         file.seek(max(0, path.stat().st_size - 64))
@@ -105,11 +113,11 @@ _TOKENIZER_FILES = (
     "spm.model",
     "tekken.json",
 )
-"""The files that transformers makes a tokenizer of the tokenizers library from."""
+"""The files from which transformers can make a fast tokenizer (of the tokenizers library)."""
 
 
 def main() -> None:
-    """Answer the question on standard input."""
+    """Read the question from standard input, and print the mistakes."""
     question = json.load(sys.stdin)
     with without_torch():
         model = ModelConfig.model_validate(question["model"])

@@ -1,7 +1,7 @@
-"""Checks of what an ingress and the engines need of a machine, made before any model is loaded.
+"""Checks of ports, files and memory that an ingress and the engines need, before any model is loaded.
 
-A taken port, a missing certificate, a broken token file or too little memory would otherwise be found minutes later,
-when the engines have loaded. The checks read files and bind sockets for a moment; they change nothing.
+Without these checks, a taken port, a missing certificate, a broken token file or too little memory would show only
+minutes later, when the engines have loaded. The checks read files and bind sockets for a moment; they change nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LOOK_AGAIN_S: Final = 0.2
 
 
 def refuse_bad_start(config: ClusterConfig) -> None:
-    """Check what a cluster that is wholly on this machine needs of it. Raises InvalidConfig with every mistake."""
+    """Check this machine for a cluster that runs on it alone. Raises InvalidConfig with every mistake."""
     num_ingresses = 1 if config.ingress.per_node else config.ingress.count
     mistakes = [
         *find_ingress_mistakes(config.ingress, num_ingresses),
@@ -45,15 +45,15 @@ def refuse_bad_start(config: ClusterConfig) -> None:
 
 
 def refuse_bad_files(config: ClusterConfig) -> None:
-    """Check the files that every node of a Ray cluster needs, on this one. Raises InvalidConfig with every mistake."""
+    """Check the files that every node of a Ray cluster needs, on this node. Raises InvalidConfig with all mistakes."""
     if mistakes := InternalFiles.of(config).find_mistakes():
         raise InvalidConfig("this node", mistakes)
 
 
 async def refuse_bad_node(ingress: IngressConfig, patience_s: float = 5.0) -> None:
-    """Check what one ingress needs of the node that it is on, and log what its certificates' dates give reason for.
+    """Check the node on which an ingress starts, and log warnings about certificates' dates.
 
-    patience_s: an ingress that was replaced may hold its ports for a moment longer
+    patience_s: seconds to wait for the ports, which an earlier ingress may hold for a moment longer
     Raises InvalidConfig with every mistake.
     """
     give_up_s = time.monotonic() + patience_s
@@ -62,20 +62,20 @@ async def refuse_bad_node(ingress: IngressConfig, patience_s: float = 5.0) -> No
             raise InvalidConfig(f"node {socket.gethostname()}", mistakes)
         await asyncio.sleep(_LOOK_AGAIN_S)
     for warning in await asyncio.to_thread(find_certificate_warnings, ingress.tls):
-        logger.warning("a certificate's dates are not good", extra={"reason": warning})
+        logger.warning("a certificate expires soon, or is not valid now", extra={"reason": warning})
 
 
 def find_ingress_mistakes(ingress: IngressConfig, num_ingresses: int = 1) -> list[str]:
-    """Return why ingresses with these settings could not start on this machine; empty if nothing stands against it.
+    """Return why ingresses with these settings could not start on this machine; empty if they could.
 
-    num_ingresses: how many are to be on it; each takes the next ports
+    num_ingresses: the number of ingresses on this machine; each takes the next ports
     """
     taken = [str(AddressUnavailable(address, reason)) for address, reason in _taken(ingress, num_ingresses)]
     return [*taken, *find_ingress_file_mistakes(ingress)]
 
 
 def find_ingress_file_mistakes(ingress: IngressConfig) -> list[str]:
-    """Return why an ingress could not use its certificates and tokens here; empty if it can, or has none."""
+    """Return why an ingress could not use its certificates and tokens on this machine; empty if it could."""
     mistakes = [] if ingress.tls is None else _tls_mistakes(ingress.tls)
     if ingress.tokens is not None:
         mistakes += _token_mistakes(ingress.tokens)
@@ -83,10 +83,10 @@ def find_ingress_file_mistakes(ingress: IngressConfig) -> list[str]:
 
 
 def find_memory_mistakes(config: ClusterConfig, free_bytes: int | None = None) -> list[str]:
-    """Return why the KV caches that engines without GPUs are to have do not fit into this machine together.
+    """Return why the KV caches of engines without GPUs do not fit into this machine together; empty if they fit.
 
-    free_bytes: default: what this machine has free, within this container's limit
-    Counted is what cache.kv_cache_memory_gib asks for, for each rank of each engine; weights come on top.
+    free_bytes: the free memory; default: this machine's, within the container's limit
+    Each rank of each engine counts with cache.kv_cache_memory_gib. Weights need memory on top and are not counted.
     """
     parts, needed_gib = [], 0.0
     for role in EngineRole:
@@ -109,7 +109,7 @@ def find_memory_mistakes(config: ClusterConfig, free_bytes: int | None = None) -
 
 
 def why_not_listen(host: str, port: int) -> str | None:
-    """Return why nobody can listen at this address here, or None if somebody could. Port 0 is always free."""
+    """Return why a process cannot listen at this address on this machine; None if it can. Port 0 is always free."""
     if not port:
         return None
     host = host.strip("[]")
@@ -121,7 +121,7 @@ def why_not_listen(host: str, port: int) -> str | None:
 
 
 def _taken(ingress: IngressConfig, num_ingresses: int) -> Iterable[tuple[str, str]]:
-    """Yield each address that cannot be listened at, with the reason."""
+    """Yield each address at which ingresses could not listen, with the reason."""
     for port in ingress.ports:
         for number in range(num_ingresses if port else 0):
             if (reason := why_not_listen(ingress.host, port + number)) is not None:

@@ -1,7 +1,8 @@
-"""Secrets that every pod mounts: the processes of a cluster prove themselves by them, and encrypt with them.
+"""The Secrets with which the processes of a cluster authenticate each other and encrypt; every pod mounts them.
 
-No manifest holds what is in a Secret: cert-manager makes the certificate, or whoever runs the cluster makes the Secret
-(commands_for_secrets). Every pod has the files at the same paths, the head too, where `raypd serve` looks at them.
+The manifests do not contain these Secrets: either cert-manager makes the certificate, or the operator of the cluster
+creates the Secret (commands_for_secrets). Every pod has the files at the same paths, including the head, where `raypd
+serve` checks them.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ CLUSTER_SECRET_DIRECTORY: Final = "/etc/raypd-cluster-secret"
 BLOCK_HASH_KEY_DIRECTORY: Final = "/etc/raypd-block-hash-key"
 
 _AUTHORITY_LIFETIME: Final = "87600h"
-"""Ten years: the authority signs for this cluster alone, and is not to end before it."""
+"""Ten years, so that the authority, which signs for this cluster alone, does not expire before the cluster ends."""
 _LIFETIME: Final = "2160h"
 _RENEWED_BEFORE: Final = "720h"
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The files of one Secret. keys: their names in the Secret and below the directory."""
+    """The files of one Secret. keys: the files' names, in the Secret and in the directory"""
 
     volume: str
     secret: str
@@ -43,7 +44,7 @@ class _Files:
 
 
 def inside_settings(config: ClusterConfig) -> dict[str, Any]:
-    """Return the settings by which processes find the files in their pods. Raises InvalidConfig."""
+    """Return the settings that name the files' paths in the pods. Raises InvalidConfig if the settings contradict."""
     if mistakes := list(_mistakes(config)):
         raise InvalidConfig("kubernetes", mistakes)
     kubernetes = config.kubernetes
@@ -64,15 +65,16 @@ def inside_volumes(kubernetes: KubernetesConfig) -> list[JSON]:
 
 
 def inside_mounts(kubernetes: KubernetesConfig) -> list[JSON]:
-    """Return where every pod of the Ray cluster has them."""
+    """Return the mounts of these volumes, which are the same in every pod of the Ray cluster."""
     return [{"name": files.volume, "mountPath": files.directory, "readOnly": True} for files in _all_files(kubernetes)]
 
 
 def internal_certificates(kubernetes: KubernetesConfig) -> list[Manifest]:
-    """Return what cert-manager makes the certificate from, and an authority that signs for this cluster alone.
+    """Return the objects from which cert-manager makes the certificate and an authority for this cluster alone.
 
-    The way to an authority of one's own is cert-manager's: a self-signed issuer, the authority's certificate, an issuer
-    with its key (https://cert-manager.io/docs/configuration/selfsigned/#bootstrapping-ca-issuers).
+    As cert-manager documents it, these are a self-signed issuer, the authority's certificate, and an issuer with the
+    authority's key (https://cert-manager.io/docs/configuration/selfsigned/#bootstrapping-ca-issuers). The list is empty
+    without kubernetes.internal_tls.cert_manager.
     """
     if kubernetes.internal_tls is None or not kubernetes.internal_tls.cert_manager:
         return []
@@ -82,7 +84,7 @@ def internal_certificates(kubernetes: KubernetesConfig) -> list[Manifest]:
         "commonName": f"{kubernetes.name} cluster authority",
         "secretName": f"{name}-ca",
         "duration": _AUTHORITY_LIFETIME,
-        # With another key, certificates from before and after would refuse each other until all are renewed.
+        # If the authority's key changed, old and new certificates would not verify each other until all are renewed.
         "privateKey": {"algorithm": "ECDSA", "size": 256, "rotationPolicy": "Never"},
         "issuerRef": _issuer_ref(f"{name}-self-signed"),
     }
@@ -104,7 +106,7 @@ def internal_certificates(kubernetes: KubernetesConfig) -> list[Manifest]:
 
 
 def commands_for_secrets(kubernetes: KubernetesConfig) -> list[str]:
-    """Return the commands that make the Secrets which no object here makes; none shows what is in a Secret."""
+    """Return the commands that create the Secrets that the manifests lack; no command contains a secret."""
     create = f"kubectl -n {kubernetes.namespace} create secret generic"
     drawn = [files for files in (_cluster_secret(kubernetes), _block_hash_key(kubernetes)) if files is not None]
     commands = [f"openssl rand -hex 32 | {create} {one.secret} --from-file={one.keys[0]}=/dev/stdin" for one in drawn]
@@ -125,7 +127,7 @@ def _mistakes(config: ClusterConfig) -> Iterator[str]:
         yield f"{setting}: in pods the files come from Secrets: set {secret} instead"
     is_off = config.internal_tls is False and "internal_tls" in config.model_fields_set
     if is_off and config.kubernetes.internal_tls is not None:
-        yield "internal_tls is false, and kubernetes.internal_tls gives certificates for it: leave one of them out"
+        yield "internal_tls is false, but kubernetes.internal_tls names its certificates: leave one of the two out"
 
 
 def _all_files(kubernetes: KubernetesConfig) -> list[_Files]:

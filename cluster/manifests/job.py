@@ -1,4 +1,4 @@
-"""How raypd is started in a RayCluster: its configuration, and a plain Job that submits it."""
+"""The start of raypd in a RayCluster: the ConfigMaps of its settings, and the Job that submits `raypd serve`."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def config_map(config: ClusterConfig) -> Manifest:
 
 
 def nccl_config_map(config: ClusterConfig) -> Manifest:
-    """The environment of engines with GPUs."""
+    """Render the ConfigMap with the environment variables of pods with GPUs."""
     rdma = config.kubernetes.rdma
     variables = {
         "NCCL_DEBUG": "WARN",
-        # The pod network's interface; an RDMA network has its own beside it.
+        # eth0 is the interface of the pod network; an RDMA network has a separate interface.
         "NCCL_SOCKET_IFNAME": "eth0",
         "GLOO_SOCKET_IFNAME": "eth0",
     }
     if rdma is None:
         variables["NCCL_IB_DISABLE"] = "1"
     else:
-        # A packet is sent again up to 7 times after 4.096 us * 2^20, about 4 s each.
+        # A packet is sent again up to 7 times, each time after 4.096 us * 2^20, about 4 s.
         variables |= {"NCCL_IB_HCA": "mlx5", "NCCL_IB_TIMEOUT": "20", "NCCL_IB_RETRY_CNT": "7"}
     variables |= config.kubernetes.nccl
     data: dict[str, JSON] = dict(variables)
@@ -52,7 +52,10 @@ def nccl_config_map(config: ClusterConfig) -> Manifest:
 
 
 def serve_job(config: ClusterConfig, image: str) -> Manifest:
-    """Ends when the cluster serves, or cannot. The driver runs on the head, and leaves the cluster running."""
+    """Render the Job that starts raypd. It ends when the cluster serves or its start has failed.
+
+    The driver, `raypd serve --detach`, runs on the head and leaves the cluster running.
+    """
     kubernetes = config.kubernetes
     head = f"http://{kubernetes.name}-head-svc.{kubernetes.namespace}.svc:{DASHBOARD_PORT}"
     labels: Manifest = {**common_labels(kubernetes), SUBMITTER_LABEL: "true"}
@@ -63,7 +66,7 @@ def serve_job(config: ClusterConfig, image: str) -> Manifest:
         env=[
             *environment({"RAY_ADDRESS": head, "RAY_AUTH_MODE": "token"}),
             *environment(credential_variables(kubernetes)),
-            # KubeRay makes this Secret; its name is the RayCluster's.
+            # KubeRay makes this Secret, under the name of the RayCluster.
             from_secret("RAY_AUTH_TOKEN", kubernetes.name, "auth_token"),
         ],
     )
@@ -76,7 +79,7 @@ def serve_job(config: ClusterConfig, image: str) -> Manifest:
 
 
 def submitter_pod(config: ClusterConfig, image: str, **container_parts: JSON) -> Manifest:
-    """A pod that asks the head for something. container_parts: further fields of its container."""
+    """Render a pod that submits a Ray job to the head. container_parts: further fields of the pod's container"""
     kubernetes = config.kubernetes
     home: Manifest = {"name": "HOME", "value": "/tmp"}
     given = container_parts.pop("env", [])
@@ -103,11 +106,14 @@ def submitter_pod(config: ClusterConfig, image: str, **container_parts: JSON) ->
 
 
 def submit_script(config: ClusterConfig) -> str:
-    """Waits for Ray's dashboard, not for pods to be ready: an ingress is ready only after what this starts."""
+    """Return the shell script of the Job. It ends at once if the cluster serves already.
+
+    The script waits for Ray's dashboard and not until pods are ready: ingresses are ready only after this start.
+    """
     return (
         "set -eu\n"
         f"if raypd status --address {admin_address(config)} --timeout 5 > /dev/null 2>&1; then\n"
-        '  echo "it serves already"\n'
+        '  echo "the cluster serves already"\n'
         "  exit 0\n"
         "fi\n"
         "until ray job list > /dev/null 2>&1; do\n"

@@ -1,6 +1,7 @@
-"""The same manifests as a kustomize base with overlays: each overlay is the JSON patch (RFC 6902) from the base to it.
+"""The manifests as a kustomize base with overlays; an overlay has JSON patches (RFC 6902) of the base's objects.
 
-A strategic-merge patch would replace the whole list of worker groups: to kustomize a RayCluster is just some object.
+JSON patches are needed, since kustomize knows no merge keys of a RayCluster: a strategic-merge patch would replace the
+whole list of worker groups.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from cluster.manifests.render import image_of, render, render_trial
 from cluster.parameters.json_types import JSON
 
 IMAGE_NAME: Final = "raypd"
-"""The image's name in the files; each overlay's kustomization.yaml says which image that is."""
+"""The placeholder for the image in the files; kustomization.yaml of each overlay replaces it."""
 
 _MADE_BY: Final = "# Made by `{command}`: change the settings, not this file.\n"
 _KUSTOMIZATION: Final[Manifest] = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
 
 
 def kustomize_files(base: ClusterConfig, overlays: Mapping[str, ClusterConfig], command: str) -> dict[Path, str]:
-    """The text of each file, by its path from the directory that holds base/ and overlays/.
+    """Return the text of each file, by its path relative to the directory that holds base/ and overlays/.
 
-    command: that makes them, for whoever looks into one
-    Raises InvalidConfig if an overlay lacks an object of the base: a patch cannot take one away here.
+    overlays: the settings of each overlay, by its name
+    command:  the command that makes the files, for a comment in each
+    Raises InvalidConfig if an overlay lacks an object of the base, since these patches cannot remove objects.
     """
     header = _MADE_BY.format(command=command)
     base_objects = _by_key(render(_without_image(base)))
@@ -44,7 +46,7 @@ def kustomize_files(base: ClusterConfig, overlays: Mapping[str, ClusterConfig], 
 
 
 def json_patch(before: JSON, after: JSON, path: str = "") -> Iterator[Manifest]:
-    """Operations, by RFC 6902, that make `after` out of `before`; applied in order."""
+    """Yield the operations of RFC 6902 that turn `before` into `after` when they are applied in order."""
     if before == after:
         return
     if isinstance(before, dict) and isinstance(after, dict):
@@ -109,7 +111,7 @@ def _target(one: Manifest) -> Manifest:
 
 
 def _by_key(objects: Sequence[Manifest]) -> dict[tuple[str, str], Manifest]:
-    def key(one: Any) -> tuple[str, str]:  # its form is known: it has just been rendered
+    def key(one: Any) -> tuple[str, str]:  # a rendered manifest, which has these fields
         return one["kind"], one["metadata"]["name"]
 
     return {key(one): one for one in objects}
@@ -124,5 +126,5 @@ def _escaped(key: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Strip the separator of documents from a file that has one document."""
+    """Remove the document separator at the begin of a file with one document."""
     return text.removeprefix("---\n")

@@ -1,4 +1,4 @@
-"""The parts that all Kubernetes objects of a cluster share: their form, names and labels."""
+"""Building blocks of Kubernetes objects: metadata, labels, security contexts, volumes, and their YAML."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POD_SECURITY: Final[Manifest] = {
 
 
 def container_security(*added: str) -> Manifest:
-    """Return every container's security context. added: capabilities beyond the restricted pod security standard."""
+    """Return the security context of a container. added: capabilities beyond the restricted pod security standard"""
     capabilities: Manifest = {"drop": ["ALL"]}
     if added:
         capabilities["add"] = list(added)
@@ -37,7 +37,7 @@ def container_security(*added: str) -> Manifest:
 
 
 def manifest(api_version: str, kind: str, name: str, kubernetes: KubernetesConfig, **parts: JSON) -> Manifest:
-    """An object in the cluster's namespace. parts: its further fields, such as spec."""
+    """Return an object in the cluster's namespace, with the common labels. parts: further fields, such as spec"""
     metadata: Manifest = {"name": name}
     if kind != "Namespace":
         metadata["namespace"] = kubernetes.namespace
@@ -51,7 +51,7 @@ def common_labels(kubernetes: KubernetesConfig) -> dict[str, str]:
 
 
 def group_selector(kubernetes: KubernetesConfig, group: str | None = None) -> dict[str, JSON]:
-    """Select the pods of a worker group, or of the whole RayCluster, by labels that KubeRay sets."""
+    """Return the labels, set by KubeRay, that select the pods of a group, or with None of the whole RayCluster."""
     selector: dict[str, JSON] = {RAY_CLUSTER_LABEL: kubernetes.name}
     if group is not None:
         selector[RAY_GROUP_LABEL] = group
@@ -66,17 +66,20 @@ def quantity(amount: float, unit: str = "") -> str:
 
 
 def environment(variables: Mapping[str, str]) -> list[JSON]:
-    """A container's env."""
+    """Return the env list of a container."""
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
 def from_secret(variable: str, secret: str, key: str) -> Manifest:
-    """A variable of a container's env that a Secret holds."""
+    """Return an entry of a container's env whose value comes from a Secret."""
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
 def secret_volume(name: str, secret: str, keys: Sequence[str] = ()) -> Manifest:
-    """A volume with a Secret's files, readable for the pod's group, which is raypd's. keys: all if none are named."""
+    """Return a volume with a Secret's files, which are readable for the pod's user and group only.
+
+    keys: the keys of the Secret to include; all if empty
+    """
     source: Manifest = {"secretName": secret, "defaultMode": 0o440}
     if keys:
         source["items"] = [{"key": key, "path": key} for key in keys]
@@ -84,12 +87,12 @@ def secret_volume(name: str, secret: str, keys: Sequence[str] = ()) -> Manifest:
 
 
 def to_yaml(documents: Iterable[JSON]) -> str:
-    """One YAML file with these documents, such as manifests."""
+    """Return these documents, such as manifests, as one YAML text."""
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120, explicit_start=True)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as such, and never a reference to another place."""
+    """A YAML dumper that writes texts of several lines as blocks, and no anchors and aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

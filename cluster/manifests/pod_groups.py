@@ -1,9 +1,9 @@
-"""The groups of pods and what they hold, by the cluster's settings as they are inside Kubernetes.
+"""The groups of pods with their resources, and the cluster's settings as they are inside Kubernetes.
 
-A pod of an engine's group offers Ray exactly what one engine reserves (cluster/pool/engines/engine_placement.py), so it
-holds one engine with all of its tensor-parallel ranks. A pod of the ingress group offers one unit of a custom resource,
-so it holds one ingress. Every group carries its role as a Ray label, which the settings of engines and controller ask
-for.
+A pod of an engine group offers Ray exactly the resources that one engine reserves
+(cluster/pool/engines/engine_placement.py), so it runs one engine with all of its tensor-parallel ranks. A pod of the
+ingress group offers one unit of a custom resource, so it runs one ingress. Every group has its role as a Ray label; the
+settings inside Kubernetes use these labels to place engines and the controller.
 """
 
 from __future__ import annotations
@@ -36,27 +36,32 @@ TOKENS_FILE: Final = "tokens.yaml"
 OPERATOR_FILE: Final = "operator"
 
 _PLACE_TIMEOUT_S: Final = 900.0
-"""Pods have to pull an image of several GB first, and an autoscaler has to find machines for them."""
+"""The default of place_timeout_s in pods, which first pull an image of several GB, or wait for new machines."""
 _START_TIMEOUT_S: Final = 2400.0
 _ADMIN_PORT_DISTANCE: Final = 100
-"""From the clients' port to the operators': more than there can be ingresses, each of which may take the next one."""
+"""The distance from the gRPC port to the default admin port: more than the number of ingresses, whose ports follow each
+other.
+"""
 _GIB: Final = 2**30
 _OBJECT_STORE_GIB: Final = 0.25
-"""Nothing of raypd goes through Ray's object store."""
+"""The size of Ray's object store, which raypd does not use for its data."""
 _NCCL_SHM_GIB: Final = 2.0
 _PROCESS_GIB: Final = 2.0
-"""Ray's own processes and one of raypd's, with torch."""
+"""The memory of Ray's own processes, or of one of raypd's with torch."""
 _CPU_ENGINE_GIB: Final = 4.0
-"""A small model's weights and activations."""
+"""The memory for a small model's weights and activations."""
 _GPU_ENGINE_GIB: Final = 96.0
-"""A rank's weights pass through it; CUDA's own host memory; grammar compilers."""
+"""The host memory of a rank on a GPU: its weights while they are loaded, CUDA's own needs, grammar compilers."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """Pods that are alike.
+    """A group of equal pods.
 
-    ray_resources: what each offers to Ray; num_pods: of the start; gpu: kind, if num_gpus is not 0
+    ray_resources: the resources that each pod offers to Ray
+    num_pods:      number of pods at the start
+    settings:      the settings kubernetes.NAME of the group
+    gpu:           the kind of the GPUs; None for any, or without GPUs
     """
 
     name: str
@@ -69,33 +74,36 @@ class PodGroup:
 
     @property
     def num_cpus(self) -> float:
-        """CPUs to request of Kubernetes."""
+        """The number of CPUs that each pod requests of Kubernetes."""
         return self.ray_resources["CPU"] + self.settings.extra_cpus
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of each pod."""
+        """The number of GPUs of each pod."""
         return int(self.ray_resources.get("GPU", 0))
 
     @property
     def min_pods(self) -> int:
-        """Never fewer."""
+        """The least number of pods that the autoscaler keeps."""
         return self.num_pods if self.settings.min_pods is None else self.settings.min_pods
 
     @property
     def max_pods(self) -> int:
-        """Never more."""
+        """The largest number of pods that the autoscaler starts."""
         return max(self.num_pods, self.min_pods) if self.settings.max_pods is None else self.settings.max_pods
 
 
 def settle(config: ClusterConfig) -> ClusterConfig:
-    """The settings that this cluster runs with in Kubernetes. Raises InvalidConfig."""
+    """Return the settings with which a cluster runs inside Kubernetes. Raises InvalidConfig.
+
+    config: the operator's settings, to which host, ports, labels, files of Secrets and timeouts are added
+    """
     for name, port in (client_ports(config) | admin_ports(config)).items():
         if port == 0:
             setting = {"grpc": "ingress.port", "admin": "ingress.admin_port"}.get(name, f"ingress.{name}.port")
-            raise InvalidConfig("kubernetes", [f"{setting} = 0: Services need to know the port; give it a number"])
+            raise InvalidConfig("kubernetes", [f"{setting} = 0: a Service needs a fixed port; give a number"])
     if config.ray.address is not None:
-        raise InvalidConfig("kubernetes", ["ray.address: the manifests bring a Ray cluster of their own; leave it out"])
+        raise InvalidConfig("kubernetes", ["ray.address: the manifests include a Ray cluster; leave this setting out"])
     if config.ingress.tls is not None or config.ingress.tokens is not None:
         raise InvalidConfig(
             "kubernetes",
@@ -111,7 +119,7 @@ def settle(config: ClusterConfig) -> ClusterConfig:
         **inside_settings(config),
         "ingress": _ingress(config),
         "controller": config.controller.model_copy(
-            # Not on the head, which it is to outlive.
+            # The controller has to survive the head's death, so it does not run on the head.
             update={"labels": {ROLE_LABEL: f"!{HEAD}", **config.controller.labels}}
         ),
     }
@@ -128,7 +136,7 @@ def settle(config: ClusterConfig) -> ClusterConfig:
 
 
 def client_ports(config: ClusterConfig) -> dict[str, int]:
-    """Return each ingress's ports for clients, by name."""
+    """Return the ports of an ingress for clients, by name."""
     ports = {"grpc": config.ingress.port}
     if config.ingress.http is not None:
         ports["http"] = config.ingress.http.port
@@ -136,10 +144,10 @@ def client_ports(config: ClusterConfig) -> dict[str, int]:
 
 
 def admin_ports(config: ClusterConfig) -> dict[str, int]:
-    """Return each ingress's ports for operators only, by name; none if AdminService shares the clients' port.
+    """Return the ports of an ingress for operators only, by name; none if AdminService shares the clients' port.
 
-    AdminService has a port of its own, unless the settings say otherwise in so many words (`admin_port: null`): every
-    pod of Kubernetes may reach the clients' ports.
+    By default AdminService has its own port, since every pod in Kubernetes may reach the clients' ports. Only an
+    explicit `admin_port: null` lets it share the clients' port.
     """
     ingress = config.ingress
     if ingress.admin_port is not None:
@@ -153,14 +161,14 @@ def _ingress(config: ClusterConfig) -> IngressConfig:
     kubernetes = config.kubernetes
     updates: dict[str, Any] = {
         "host": "0.0.0.0",
-        # A pod more is an ingress more, whoever wanted the pod.
+        # Every pod of the group gets an ingress, also one that the autoscaler or `kubectl scale` has added.
         "per_node": True,
         "resources": {**config.ingress.resources, INGRESS_RESOURCE: 1.0},
     }
     if admin := admin_ports(config):
         updates["admin_port"] = admin["admin"]
     if kubernetes.tls is None:
-        # Within the cluster's network, which its policies are to guard, unless there is TLS (docs/security.md).
+        # Without TLS, the ingresses are protected by the NetworkPolicies only (docs/security.md).
         updates["insecure"] = True
     else:
         client_ca = f"{TLS_DIRECTORY}/ca.crt" if kubernetes.tls.mutual else None
@@ -172,22 +180,22 @@ def _ingress(config: ClusterConfig) -> IngressConfig:
 
 
 def config_file(config: ClusterConfig) -> str:
-    """The text of the file that `raypd serve` reads in the cluster; settle() has been called.
+    """Return the settings file that `raypd serve` reads in the cluster. config: the result of settle()
 
-    Only what was set: the demo model, for one, is wherever the image has it.
+    Settings that were not given are left out, since their defaults may depend on the image, as the demo model's path.
     """
     settings = config.model_dump(mode="json", exclude_unset=True, exclude={"kubernetes", "ray"})
     return yaml.safe_dump(settings, sort_keys=False)
 
 
 def head_group(kubernetes: KubernetesConfig) -> PodGroup:
-    """Ray's head: no engine, no ingress, no controller."""
+    """Return the group of Ray's head, on which no engine, ingress or controller runs."""
     memory_gib = kubernetes.head.memory_gib or 2 * _PROCESS_GIB
     return PodGroup(HEAD, {"CPU": 0}, 1, kubernetes.head, memory_gib, kubernetes.head.shm_gib or 2 * _OBJECT_STORE_GIB)
 
 
 def worker_groups(config: ClusterConfig) -> list[PodGroup]:
-    """The ingress group first, then one for each role that there are engines of. Raises InvalidConfig."""
+    """Return the ingress group and one group for each role with engines. Raises InvalidConfig."""
     kubernetes = config.kubernetes
     pods = kubernetes.ingress
     ingress = PodGroup(
@@ -220,7 +228,7 @@ def _engine_group(config: ClusterConfig, role: EngineRole, mistakes: list[str]) 
     group, pods = config.group(role), _pods_of(config.kubernetes, role)
     num_ranks = config.num_ranks(role)
     num_cpus, num_gpus = group.num_cpus * num_ranks, group.num_gpus * num_ranks
-    # KubeRay rounds CPUs up.
+    # KubeRay rounds CPUs up to whole ones.
     resources: dict[str, float] = {"CPU": math.ceil(num_cpus)}
     if num_gpus != int(num_gpus):
         mistakes.append(
@@ -246,7 +254,10 @@ def _pods_of(kubernetes: KubernetesConfig, role: EngineRole) -> PodConfig:
 
 
 def _engine_memory_gib(config: ClusterConfig, role: EngineRole, group: EngineGroupConfig) -> float:
-    """Host memory for one engine. On the CPU its KV cache is in it: a memory file, which is not in /dev/shm."""
+    """Return the host memory for one engine in GiB.
+
+    An engine without GPUs has its KV cache in host memory, in a memory file outside of /dev/shm.
+    """
     engine, num_ranks = config.engine_config(role), config.num_ranks(role)
     memory_gib = _PROCESS_GIB * (1 + num_ranks) + engine.kv_transfer.cpu_cache_gib
     if group.num_gpus:

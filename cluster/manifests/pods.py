@@ -1,4 +1,4 @@
-"""The pods of a RayCluster: the head's, the ingresses', the engines'."""
+"""The pod templates of a RayCluster: for the head, for ingresses and for engines."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from cluster.settings.kubernetes import GPU_PRODUCTS, KubernetesConfig
 
 NODE_IP_VARIABLE: Final = "RAYPD_NODE_IP"
 DRAIN_SLACK_S: Final = 30
-"""The time that draining takes besides the requests: telling everybody, ending processes."""
+"""The time that a drain takes in addition to drain_timeout_s, for calls between processes and their ends."""
 GRACE_SLACK_S: Final = 30
-"""Between the preStop hook's own limit and the pod's: for Ray to end."""
+"""The time between the limit of the preStop hook and that of the pod, in which Ray ends."""
 
 _RAY_VARIABLES: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray misses a node after 7 s instead of 65 s; docs/operations.md says what depends on it.
+    # Ray detects a dead node after 7 s instead of 65 s; docs/operations.md describes what depends on this.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
-    # Nodes and actors live on without the head for so long.
+    # Nodes and actors keep running for this time without the head.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "600",
-    # Engines are Ray's workers, and would yield (nice 15) to whatever else starts in their pod: to the preStop hook's
-    # `raypd drain`, or to somebody's `kubectl exec`.
+    # By default Ray gives its workers, and so the engines, a low priority (nice 15). Other processes of the pod, such
+    # as `raypd drain` of the preStop hook or a `kubectl exec`, would slow them down.
     "RAY_worker_niceness": "0",
     "HOME": "/tmp",
 }
@@ -53,27 +53,32 @@ _HEAD_PORTS: Final = {
 
 
 def head_template(config: ClusterConfig, image: str, group: PodGroup) -> Manifest:
-    """Ray's head. It also runs `raypd serve --detach`, which reads the configuration and the model's config.json."""
+    """Render the pod of Ray's head, which also runs `raypd serve --detach` once.
+
+    The command reads the settings file and the checkpoint's files, so the head mounts both.
+    """
     kubernetes = config.kubernetes
     container = _container("ray-head", config, image, group)
     container["ports"] = _ports(_HEAD_PORTS)
     spec = _spec(kubernetes, group, container)
-    # With autoscaling, KubeRay gives it the service account that its autoscaler needs.
+    # With autoscaling, KubeRay gives the head the service account that the autoscaler needs.
     spec["automountServiceAccountToken"] = kubernetes.autoscaling
     return {"metadata": {"labels": {}}, "spec": spec}
 
 
 def worker_template(config: ClusterConfig, image: str, group: PodGroup) -> Manifest:
-    """An ingress's or an engine's pod. Only an ingress has a readiness probe of raypd's: nothing waits for it to start.
+    """Render the pod of an ingress or an engine.
 
-    No liveness probe asks raypd: the controller replaces what is stuck, and keeps the pod.
+    Only ingresses have a readiness probe of raypd, which succeeds when the cluster serves; nothing may wait for it
+    before raypd is started. There is no liveness probe of raypd: the controller replaces processes that are stuck, and
+    the pod stays.
     """
     kubernetes = config.kubernetes
     container = _container("ray-worker", config, image, group)
     ports = {"metrics": METRICS_PORT}
     if group.name == INGRESS:
         ports = client_ports(config) | admin_ports(config) | ports
-        # Kubernetes' gRPC probe knows no TLS; the port is open from the start of serving to the end of draining.
+        # Kubernetes' gRPC probe does not support TLS. The TCP port is open while the ingress serves or drains.
         kind = "grpc" if kubernetes.tls is None else "tcpSocket"
         container["readinessProbe"] = {
             kind: {"port": config.ingress.port},
@@ -95,21 +100,24 @@ def worker_template(config: ClusterConfig, image: str, group: PodGroup) -> Manif
 
 
 def admin_address(config: ClusterConfig) -> str:
-    """Return the address where pods of the cluster find an ingress's AdminService."""
+    """Return the Service address, host:port, at which pods of the cluster reach AdminService."""
     kubernetes = config.kubernetes
     [(service, port)] = admin_ports(config).items() or {"grpc": config.ingress.port}.items()
     return f"{kubernetes.name}-{service}.{kubernetes.namespace}.svc:{port}"
 
 
 def drain_command(config: ClusterConfig) -> list[JSON]:
-    """Before a pod is stopped: what it holds ends its work or goes on elsewhere. It fails at once if nothing serves."""
+    """Return the command of the preStop hook, which drains the pod's engine or ingress before the pod is stopped.
+
+    The command fails at once if the cluster does not serve.
+    """
     wait_s = math.ceil(config.drain_timeout_s) + DRAIN_SLACK_S
     command = f'raypd drain --node "${NODE_IP_VARIABLE}" --wait --wait-timeout {wait_s}'
     return ["/bin/sh", "-c", f"{command} --address {admin_address(config)}"]
 
 
 def grace_period_s(config: ClusterConfig) -> int:
-    """Covers the preStop hook, and Ray's own end after it."""
+    """Return the termination grace period of pods, in seconds: for the preStop hook, and then the end of Ray."""
     return math.ceil(config.drain_timeout_s) + DRAIN_SLACK_S + GRACE_SLACK_S
 
 
@@ -131,7 +139,7 @@ def _container(name: str, config: ClusterConfig, image: str, group: PodGroup) ->
             {"name": NODE_IP_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             *environment(variables),
         ],
-        # RDMA pins memory.
+        # RDMA locks its buffers in memory.
         "securityContext": container_security(*(["IPC_LOCK"] if has_rdma else [])),
         "volumeMounts": [],
     }

@@ -1,4 +1,4 @@
-"""The RayCluster."""
+"""The RayCluster object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OBJECT_STORE_BYTES: Final = 256 * 2**20
 
 
 def ray_cluster(config: ClusterConfig, image: str) -> Manifest:
-    """Render the RayCluster that serves. Raises InvalidConfig."""
+    """Render the RayCluster. Raises InvalidConfig."""
     spec = ray_cluster_spec(config, image)
     kubernetes = config.kubernetes
     if kubernetes.redis is not None:
@@ -26,25 +26,25 @@ def ray_cluster(config: ClusterConfig, image: str) -> Manifest:
         spec["gcsFaultToleranceOptions"] = {
             "redisAddress": redis_address(kubernetes),
             "redisPassword": {"valueFrom": password},
-            # The same after the RayCluster was made anew: what it knew is found again, or swept.
+            # A fixed name, so that a RayCluster that is created again finds its earlier state.
             "externalStorageNamespace": kubernetes.name,
         }
     return manifest(_API, "RayCluster", kubernetes.name, kubernetes, spec=spec)
 
 
 def redis_address(kubernetes: KubernetesConfig) -> str:
-    """Return host:port of the Redis where Ray keeps its state; kubernetes.redis is set."""
+    """Return host:port of the Redis server where Ray keeps its state; kubernetes.redis has to be set."""
     assert kubernetes.redis is not None
     return kubernetes.redis.address or f"{kubernetes.name}-redis.{kubernetes.namespace}.svc:6379"
 
 
 def ray_cluster_spec(config: ClusterConfig, image: str) -> Manifest:
-    """Without what only a cluster that lives on has. Raises InvalidConfig."""
+    """Return the part of the RayCluster's spec that the trial RayJob shares, without Redis. Raises InvalidConfig."""
     kubernetes = config.kubernetes
     head = head_group(kubernetes)
     spec: Manifest = {
         "rayVersion": RAY_VERSION,
-        # Set, and not left to Ray: its default differs between head and workers.
+        # The mode is set explicitly, since Ray's default differs between head and workers.
         "authOptions": {"mode": "token"},
         "headGroupSpec": {
             "rayStartParams": _ray_start_params(),
@@ -76,12 +76,12 @@ def _worker_group(config: ClusterConfig, image: str, group: PodGroup) -> Manifes
 
 
 def _ray_start_params() -> Manifest:
-    # No num-cpus and the like: KubeRay refuses them beside a group's resources.
+    # Parameters such as num-cpus are left out: KubeRay refuses them together with a group's resources.
     return {"object-store-memory": str(_OBJECT_STORE_BYTES)}
 
 
 def _offered(group: PodGroup) -> Manifest:
-    """Return the labels and resources that Ray knows of each node of the group."""
+    """Return the Ray labels and Ray resources of each node of a group."""
     resources: dict[str, JSON] = {name: quantity(amount) for name, amount in group.ray_resources.items()}
     return {"labels": {ROLE_LABEL: group.name}, "resources": resources}
 

@@ -1,4 +1,4 @@
-"""A Redis for Ray's head, if there is none to be used: one pod, on a volume, reached by the head alone."""
+"""The Redis server for the state of Ray's head, if the settings name no other: one pod with a volume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _PORT: Final = 6379
 
 
 def redis_manifests(kubernetes: KubernetesConfig) -> list[Manifest]:
-    """Service, StatefulSet and NetworkPolicy; none if the settings name another Redis."""
+    """Render the Service, StatefulSet and NetworkPolicy of Redis; empty without Redis, or with another server.
+
+    Only pods of the RayCluster can connect to the server.
+    """
     if kubernetes.redis is None or kubernetes.redis.address is not None:
         return []
     name = f"{kubernetes.name}-redis"
@@ -47,7 +50,7 @@ def _stateful_set(kubernetes: KubernetesConfig, name: str, selector: Manifest) -
     container: Manifest = {
         "name": "redis",
         "image": redis.image,
-        # What Ray's head has been told that it is written, is: no second of it may be lost with the pod.
+        # Every write is synced to the volume before it is confirmed, so that no confirmed write is lost with the pod.
         "command": [
             "/bin/sh",
             "-c",

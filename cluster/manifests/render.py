@@ -1,4 +1,4 @@
-"""ClusterConfig -> everything that Kubernetes has to know: `raypd manifests`. Pure."""
+"""Rendering of ClusterConfig as Kubernetes objects, for `raypd manifests`. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cluster.settings.kubernetes import KubernetesConfig
 
 
 def render(config: ClusterConfig) -> list[Manifest]:
-    """The objects, in the order in which they may be made. Raises InvalidConfig."""
+    """Return all objects of a cluster, in the order in which they can be applied. Raises InvalidConfig."""
     config = settle(config)
     kubernetes = config.kubernetes
     image = image_of(config)
@@ -36,7 +36,7 @@ def render(config: ClusterConfig) -> list[Manifest]:
 
 
 def render_trial(config: ClusterConfig) -> list[Manifest]:
-    """A RayJob that tries the cluster out, with what it reads. Raises InvalidConfig."""
+    """Return a RayJob that runs `raypd demo` on such a cluster, and the objects that it needs. Raises InvalidConfig."""
     config = settle(config)
     trial = [_namespace(config.kubernetes), config_map(config), *internal_certificates(config.kubernetes)]
     if _has_gpus(config):
@@ -45,7 +45,7 @@ def render_trial(config: ClusterConfig) -> list[Manifest]:
 
 
 def image_of(config: ClusterConfig) -> str:
-    """The image of every container of raypd's."""
+    """Return the image of every container that runs raypd or Ray."""
     return config.kubernetes.image or KubernetesConfig.default_image(has_gpus=_has_gpus(config))
 
 
@@ -59,6 +59,6 @@ def _namespace(kubernetes: KubernetesConfig) -> Manifest:
     assert isinstance(metadata, dict)
     labels = metadata["labels"]
     assert isinstance(labels, dict)
-    # IPC_LOCK is beyond what the restricted and the baseline standard allow.
+    # RDMA needs IPC_LOCK, which neither the restricted nor the baseline standard allows.
     labels["pod-security.kubernetes.io/enforce"] = "privileged" if kubernetes.rdma is not None else "restricted"
     return namespace

@@ -1,4 +1,4 @@
-"""Rules beyond schemas: what KubeRay's operator refuses, and what it accepts but breaks a cluster of raypd's.
+"""Rules that schemas cannot express: what KubeRay's operator refuses, and what it accepts but breaks raypd.
 
 The first half follows ValidateRayClusterMetadata, ValidateRayClusterSpec and ValidateRayJobMetadata of KubeRay v1.7.0
 (ray-operator/controllers/ray/utils/validation.go).
@@ -24,7 +24,7 @@ _FIRST_RAY_WITH_PRIORITY: Final = (2, 56)
 
 
 def find_mistakes(manifests: Iterable[Any]) -> list[str]:  # parsed YAML, of whatever shape
-    """List what would be refused, or would not work, with each object's kind and name; empty if nothing is found."""
+    """Return what KubeRay would refuse, or would not work, each with the object's kind and name; empty if nothing."""
     mistakes: list[str] = []
     for number, one in enumerate(manifests, 1):
         if not isinstance(one, dict) or not one.get("apiVersion") or not one.get("kind"):
@@ -183,18 +183,18 @@ def _ray_job_mistakes(one: dict[str, Any]) -> Iterator[str]:
     for group in cluster.get("workerGroupSpecs") or []:
         if any("grpc" in (container.get("readinessProbe") or {}) for container in _containers(group)):
             yield (
-                f"{group.get('groupName')}: a RayJob is submitted once every pod is ready, and what its gRPC readiness "
-                "probe asks is started by the job: neither would come"
+                f"{group.get('groupName')}: KubeRay submits a RayJob once every pod is ready, but this gRPC readiness "
+                "probe succeeds only after the job has started raypd: the two would wait for each other"
             )
 
 
 def _pod_mistakes(groups: list[dict[str, Any]]) -> Iterator[str]:
-    """List what the operator accepts and raypd cannot do with."""
+    """Yield the mistakes that KubeRay's operator accepts, but that break raypd."""
     for group in groups:
         name, pod = group.get("groupName"), _pod(group)
         for container in _containers(group):
             if "grpc" in (container.get("livenessProbe") or {}):
-                yield f"{name}: a gRPC liveness probe ends pods before raypd is started; its controller watches it"
+                yield f"{name}: a gRPC liveness probe kills pods before raypd has started; its controller watches them"
             hook = (((container.get("lifecycle") or {}).get("preStop") or {}).get("exec") or {}).get("command") or []
             wait = re.search(r"--wait-timeout (\d+)", " ".join(map(str, hook)))
             grace_s = pod.get("terminationGracePeriodSeconds", 30)
@@ -208,8 +208,8 @@ def _budget_mistakes(one: dict[str, Any]) -> Iterator[str]:
         return
     if "maxUnavailable" in spec or not isinstance(spec.get("minAvailable"), int):
         yield (
-            "a RayCluster has no scale subresource: only minAvailable, as a number, works for its pods; anything else "
-            "lets no node be emptied"
+            "a RayCluster has no scale subresource, so only minAvailable, as a number, works for its pods; with "
+            "anything else no node could be drained"
         )
 
 
@@ -234,6 +234,6 @@ def _containers(group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _variables(group: dict[str, Any]) -> dict[str, str]:
-    """Return the environment of Ray's container, the first one."""
+    """Return the environment variables of Ray's container, which is the first one."""
     containers = _containers(group)
     return {one["name"]: str(one.get("value", "")) for one in (containers[0].get("env") or [])} if containers else {}

@@ -1,6 +1,7 @@
 """Certificates and tokens from Secrets, for ingresses and for raypd's own commands in the pods.
 
-Only ingresses get private keys and the file of tokens; with mutual TLS, whoever calls them shows a certificate too.
+Only ingresses get the token file. Only ingresses get the private key of their certificate, unless with mutual TLS: the
+commands in other pods then need the certificate too, to show it to ingresses.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from cluster.settings.kubernetes import KubernetesConfig
 
 
 def credential_variables(kubernetes: KubernetesConfig) -> dict[str, str]:
-    """Return variables that tell `raypd drain` and `raypd status` in a pod how to call the ingress."""
+    """Return the environment variables with which `raypd drain` and `raypd status` in a pod authenticate."""
     variables = {}
     if kubernetes.tls is not None:
         variables["RAYPD_TLS_CA"] = f"{TLS_DIRECTORY}/ca.crt"
@@ -26,7 +27,7 @@ def credential_variables(kubernetes: KubernetesConfig) -> dict[str, str]:
 
 
 def credential_volumes(kubernetes: KubernetesConfig, *, is_ingress: bool) -> list[JSON]:
-    """The files of each kind of pod."""
+    """Return the volumes with certificates and tokens for a pod. is_ingress: whether an ingress runs in the pod"""
     volumes: list[JSON] = []
     if kubernetes.tls is not None:
         has_key = is_ingress or kubernetes.tls.mutual
@@ -38,7 +39,7 @@ def credential_volumes(kubernetes: KubernetesConfig, *, is_ingress: bool) -> lis
 
 
 def credential_mounts(kubernetes: KubernetesConfig) -> list[JSON]:
-    """Return where the files are mounted."""
+    """Return the mounts of the volumes with certificates and tokens."""
     mounts: list[JSON] = []
     if kubernetes.tls is not None:
         mounts.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})

@@ -1,4 +1,4 @@
-"""How a cluster is reached, and by whom: Services, NetworkPolicies, disruption budgets, metrics."""
+"""Services, NetworkPolicies, disruption budgets and PodMonitors of a cluster."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _ENCRYPTED: Final = {"grpc": "https", "http": "https"}
 
 
 def services(config: ClusterConfig) -> list[Manifest]:
-    """gRPC, its headless twin for clients that balance by themselves, HTTP, and Ray's metrics of every pod.
+    """Render the Services: gRPC, HTTP, AdminService if it has its own port, and the metrics of every pod.
 
-    Operators' calls have one too, inside only, if they have a port of their own.
+    A second, headless Service for gRPC is for clients that balance their load themselves. The Service of AdminService
+    is a ClusterIP, so it cannot be reached from outside.
     """
     kubernetes = config.kubernetes
     # h2c is HTTP/2 without TLS.
@@ -44,7 +45,7 @@ def services(config: ClusterConfig) -> list[Manifest]:
     balanced = {
         name: {"type": kubernetes.service_type, "selector": ingresses, "ports": port} for name, port in ports.items()
     }
-    # A long-lived HTTP/2 connection stays with the pod that it was made to: dns:///… with round_robin needs them all.
+    # An HTTP/2 connection stays with one pod, so clients that balance by round_robin need the addresses of all pods.
     headless: Manifest = {"clusterIP": "None", "selector": ingresses, "ports": grpc}
     all_pods: Manifest = {
         "clusterIP": "None",
@@ -65,7 +66,7 @@ def services(config: ClusterConfig) -> list[Manifest]:
 
 
 def network_policies(config: ClusterConfig) -> list[Manifest]:
-    """Render the rules of who may connect to whose ports. Once a rule selects a pod, nothing else may connect to it."""
+    """Render the NetworkPolicies. Connections to a pod that no policy allows are refused."""
     kubernetes = config.kubernetes
     every_pod: Manifest = {"matchLabels": {RAY_CLUSTER_LABEL: kubernetes.name}}
     ingresses: Manifest = {"matchLabels": group_selector(kubernetes, INGRESS)}
@@ -77,7 +78,7 @@ def network_policies(config: ClusterConfig) -> list[Manifest]:
         return manifest("networking.k8s.io/v1", "NetworkPolicy", f"{kubernetes.name}-{purpose}", kubernetes, spec=spec)
 
     policies = [
-        # Ray's ports, the engines' and the KV links' are free ones: within the cluster all are open.
+        # Ray, engines and KV links listen on arbitrary free ports, so all ports are open within the cluster.
         policy("inside", every_pod, {"from": [{"podSelector": every_pod}]}),
         policy(
             "clients",
@@ -99,10 +100,10 @@ def network_policies(config: ClusterConfig) -> list[Manifest]:
 
 
 def disruption_budgets(config: ClusterConfig) -> list[Manifest]:
-    """Nodes are emptied one pod of a group at a time.
+    """Render the PodDisruptionBudgets, which let nodes be drained one pod of each group at a time.
 
-    By minAvailable, a number: Kubernetes takes maxUnavailable and percentages only from owners with a scale
-    subresource, which a RayCluster does not have, and would allow no eviction at all.
+    minAvailable is a number, since a RayCluster has no scale subresource: with maxUnavailable or a percentage,
+    Kubernetes would allow no eviction at all.
     """
     kubernetes = config.kubernetes
     budgets = []
@@ -115,7 +116,10 @@ def disruption_budgets(config: ClusterConfig) -> list[Manifest]:
 
 
 def pod_monitors(config: ClusterConfig) -> list[Manifest]:
-    """For the Prometheus operator: Ray's metrics of every pod, and raypd's, which ingresses tell by HTTP."""
+    """Render the PodMonitors: of Ray's metrics in every pod, and of raypd's metrics, which ingresses serve by HTTP.
+
+    The list is empty without kubernetes.monitoring.
+    """
     kubernetes = config.kubernetes
     if kubernetes.monitoring is None:
         return []

@@ -1,4 +1,4 @@
-"""A RayJob that tries a cluster out."""
+"""The RayJob that tries a cluster out."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _DEADLINE_S: Final = 1800
 
 
 def trial_job(config: ClusterConfig, image: str) -> Manifest:
-    """A RayJob with a cluster of its own that runs `raypd demo`, and is gone when it has ended.
+    """Render a RayJob that starts its own Ray cluster, runs `raypd demo` on it, and removes the cluster afterwards.
 
-    KubeRay submits it once every pod is ready: so no pod of it may have a probe that the job itself would satisfy.
+    KubeRay submits the job once every pod is ready, so no pod may have a readiness probe that only the job fulfils.
     """
     spec = ray_cluster_spec(config, image)
     for group in _as_list(spec["workerGroupSpecs"]):
         containers = _as_list(_as_object(_as_object(_as_object(group)["template"])["spec"])["containers"])
         for container in containers:
             _as_object(container).pop("readinessProbe", None)
-            # Nobody is served by it.
+            # The cluster of a trial has no clients, so its pods need no drain.
             _as_object(container).pop("lifecycle", None)
     kubernetes = config.kubernetes
     return manifest(
@@ -38,7 +38,7 @@ def trial_job(config: ClusterConfig, image: str) -> Manifest:
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": _KEPT_S,
             "activeDeadlineSeconds": _DEADLINE_S,
-            # KubeRay's own would not be admitted under the restricted standard; the command is KubeRay's.
+            # KubeRay's default pod is refused under the restricted standard. KubeRay adds the command to this one.
             "submitterPodTemplate": {"spec": submitter_pod(config, image)},
             "rayClusterSpec": spec,
         },

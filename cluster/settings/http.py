@@ -25,44 +25,49 @@ class HttpConfig(BaseModel):
         DEFAULT_PORT,
         ge=0,
         le=65535,
-        description="Further ingresses on one node take the next ones; 0 takes free ones, and is the default beside "
-        "ingress.port: 0.",
+        description="Port of the HTTP API. Further ingresses on one node take the next ports; 0 takes a free port. "
+        "With ingress.port: 0 the default is 0.",
     )
     tool_parser: ToolParserName | None = Field(
-        None, description="How the model writes tool calls; hermes is Qwen's way too. None: only forced calls are read."
+        None,
+        description="Format in which the model writes tool calls; Qwen models use hermes, too. Default: only tool "
+        "calls that the request forces are recognized.",
     )
     reasoning_parser: ReasoningParserName | None = Field(
-        None, description="How the model marks its reasoning; deepseek_r1: its template has begun it. None: no split."
+        None,
+        description="Format in which the model marks its reasoning; with deepseek_r1, the chat template has begun the "
+        "reasoning already. Default: reasoning is not separated from the answer.",
     )
-    max_body_bytes: int = Field(16 * 2**20, ge=1, description="Size of a request's body.")
+    max_body_bytes: int = Field(16 * 2**20, ge=1, description="Limit on the size of a request's body.")
     max_header_bytes: int = Field(
         65_536,
         ge=1024,
-        description="Size of a request's headers together; more are answered 431, and the connection ends.",
+        description="Limit on the size of all headers of a request; larger ones get status 431, and the connection is "
+        "closed.",
     )
     max_connections: int = Field(
         4096,
         ge=1,
-        description="Limit on the connections of all clients together. For one more, the connection ends that has "
-        "waited longest for a request; if all have one, the new one is answered 503.",
+        description="Limit on the connections of all clients together. For a further connection, the one that has been "
+        "idle longest is closed; if all have a request, the new connection gets status 503.",
     )
     max_bodies_mib: int = Field(
         256,
         ge=1,
-        description="Memory for all bodies that are received or worked on, beyond the first 64 KiB of each, until "
-        "their answer begins; more are answered 429. One token gets half of it at most.",
+        description="Memory for the bodies of all requests whose answer has not begun, without the first 64 KiB of "
+        "each; further requests get status 429. One token may use half of this memory.",
     )
     receive_timeout_s: float = Field(
         30.0, gt=0, description="Seconds within which a request's headers have to arrive, and again its body."
     )
     allowed_origins: tuple[Origin, ...] = Field(
         (),
-        description="Web pages that browsers let call this API (CORS), as https://chat.example.org; "
-        '"*" is any. Credentials go in the authorization header, never in cookies.',
+        description="Origins of web pages that may call this API from a browser (CORS), such as "
+        'https://chat.example.org; "*" allows all. Cookies are never accepted as credentials.',
     )
     keep_alive_interval_s: float | None = Field(
         15.0,
         gt=0,
-        description="No stream is silent for longer: it sends a comment before, so that proxies and clients know that "
-        "it lives; from the first one on its status is 200. None: streams may be silent.",
+        description="Longest silence of a stream, in seconds: after it the stream sends a comment, so that proxies and "
+        "clients keep the connection. The first comment fixes the status as 200. null: send no comments.",
     )

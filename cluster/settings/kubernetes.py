@@ -1,4 +1,4 @@
-"""KubernetesConfig: what a cluster's pods need of Kubernetes, beyond what its engines need of Ray."""
+"""KubernetesConfig: the settings of a cluster's pods and other Kubernetes objects."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 VERSION: Final = "0.1.0"
-"""The version of raypd, by which the images are tagged."""
+"""The version of raypd, which is part of the images' tags."""
 
 RAY_VERSION: Final = "2.60.0"
-"""The version of Ray in the images; KubeRay's probes and its authentication depend on it."""
+"""The version of Ray in the images, on which KubeRay's probes and authentication depend."""
 
 GPU_PRODUCTS: Final = {
     "a100": "NVIDIA-A100-SXM4-80GB",
@@ -19,7 +19,7 @@ GPU_PRODUCTS: Final = {
     "b200": "NVIDIA-B200",
     "l40s": "NVIDIA-L40S",
 }
-"""The name of a node's GPUs in the node label nvidia.com/gpu.product, which NVIDIA's feature discovery sets."""
+"""The value of the node label nvidia.com/gpu.product, which NVIDIA's GPU feature discovery sets, by kind of GPU."""
 
 GPU = Literal["a100", "h100", "h200", "b200", "l40s"]
 
@@ -29,7 +29,7 @@ class _Settings(BaseModel):
 
 
 class Toleration(_Settings):
-    """A taint that pods put up with."""
+    """A taint of nodes that the pods tolerate."""
 
     key: str = Field(description="The taint's key.")
     value: str | None = Field(None, description="The taint's value; default: any value.")
@@ -39,75 +39,88 @@ class Toleration(_Settings):
 
 
 class PodConfig(_Settings):
-    """The pods of one worker group, or of the head. A pod of an engines' group holds one engine."""
+    """The pods of one worker group, or of Ray's head. Each pod of an engine group runs one engine."""
 
     memory_gib: float | None = Field(
-        None, gt=0, description="Memory limit and request; default: enough for what the pod holds, see docs/deploy.md."
+        None,
+        gt=0,
+        description="Memory request and limit in GiB; default: enough for the pod's processes (docs/deploy.md).",
     )
     shm_gib: float | None = Field(
         None,
         gt=0,
-        description="Size of /dev/shm, which counts as part of memory_gib; default: enough for what the pod holds.",
+        description="Size of /dev/shm in GiB, a part of memory_gib; default: enough for the pod's processes.",
     )
-    extra_cpus: float = Field(1.0, ge=0, description="CPUs requested beyond those that Ray may give away.")
+    extra_cpus: float = Field(
+        1.0, ge=0, description="CPUs that the pod requests beyond those that engines reserve in Ray."
+    )
     min_pods: int | None = Field(
-        None, ge=0, description="Pods that the autoscaler keeps; default: as many as there are engines or ingresses."
+        None, ge=0, description="Least number of pods with autoscaling; default: the number of engines or ingresses."
     )
     max_pods: int | None = Field(
-        None,
-        ge=1,
-        description="Pods that the autoscaler may start; default: as many as there are engines or ingresses.",
+        None, ge=1, description="Largest number of pods with autoscaling; default: the number of engines or ingresses."
     )
     gpu: GPU | None = Field(None, description="Kind of GPU for this group; default: kubernetes.gpu.")
     node_selector: dict[str, str] = Field(
-        default_factory=dict, description="Labels of the nodes where the pods may run, beside the label of the GPU."
+        default_factory=dict,
+        description="Node labels that the pods need, in addition to the one for the kind of GPU.",
     )
     tolerations: tuple[Toleration, ...] = Field(
-        (), description="Taints that the pods tolerate, beside nvidia.com/gpu for pods with GPUs."
+        (), description="Taints that the pods tolerate, in addition to nvidia.com/gpu for pods with GPUs."
     )
 
 
 class ModelsConfig(_Settings):
-    """A volume with checkpoints, mounted read-only into every pod."""
+    """A volume with checkpoints, which every pod mounts read-only."""
 
-    claim: str = Field(description="PersistentVolumeClaim in the same namespace, ReadOnlyMany or ReadWriteMany.")
+    claim: str = Field(
+        description="Name of the PersistentVolumeClaim, in the same namespace, with access mode ReadOnlyMany or "
+        "ReadWriteMany."
+    )
     mount_path: str = Field(
-        "/models", pattern="^/", description="Directory where the volume is mounted; model.model is below it."
+        "/models",
+        pattern="^/",
+        description="Directory where the pods mount the volume; model.model has to be below it.",
     )
 
 
 class RedisConfig(_Settings):
-    """The Redis where Ray keeps its state, so that the cluster outlives its head pod."""
+    """The Redis server where Ray's head keeps its state, so that the cluster survives a restart of the head pod."""
 
     address: str | None = Field(
-        None, description="host:port of a Redis server; default: the manifests bring one of their own, on a volume."
+        None,
+        description="Address of an existing Redis server, as host:port; default: the manifests include a Redis server "
+        "with a volume.",
     )
     secret: str = Field(
         "raypd-redis", description="Name of the Secret that holds the server's password, under the key `password`."
     )
-    image: str = Field("redis:7.4.7-alpine", description="Image of the manifests' own Redis server.")
-    volume_gib: int = Field(1, ge=1, description="Size of that server's volume.")
+    image: str = Field("redis:7.4.7-alpine", description="Image of the Redis server that the manifests include.")
+    volume_gib: int = Field(1, ge=1, description="Size of the included Redis server's volume in GiB.")
 
 
 class TlsSecretConfig(_Settings):
-    """The ingresses' certificate, in a Secret as cert-manager makes them: tls.crt, tls.key, ca.crt."""
+    """The ingresses' certificate, in a Secret with the keys tls.crt, tls.key and ca.crt, as cert-manager makes it."""
 
     secret: str = Field(
         "raypd-tls",
-        description="Name of the Secret. The certificate has to be for NAME-grpc.NAMESPACE.svc and "
-        "NAME-admin.NAMESPACE.svc, too.",
+        description="Name of the Secret. The certificate's names have to include NAME-grpc.NAMESPACE.svc and "
+        "NAME-admin.NAMESPACE.svc.",
     )
     mutual: bool = Field(
         False,
-        description="Clients have to show a certificate that ca.crt has signed; raypd's own commands show this one.",
+        description="Require clients to show a certificate that ca.crt has signed (mutual TLS). raypd's own commands "
+        "in the pods show the ingresses' certificate.",
     )
 
 
 class TokensSecretConfig(_Settings):
-    """Bearer tokens, in a Secret: tokens.yaml as `raypd token` makes it, and an administrator's token as `operator`."""
+    """Bearer tokens, in a Secret with the token file (tokens.yaml, see `raypd token`) and an administrator's token."""
 
     secret: str = Field(
-        "raypd-tokens", description="Name of the Secret. Pods drain themselves with its token `operator`."
+        "raypd-tokens",
+        description="Name of the Secret. Its key tokens.yaml is the token file; its key operator is an administrator's "
+        "token, with which pods drain themselves.",
     )
 
 
@@ -116,56 +129,61 @@ class InternalTlsSecretConfig(_Settings):
 
     secret: str = Field(
         "raypd-internal-tls",
-        description="Its certificate is for the DNS name raypd.internal, for servers and clients, and ca.crt is of an "
-        "authority that signs for this cluster alone.",
+        description="Name of the Secret. The certificate has to be for the DNS name raypd.internal, for servers and "
+        "clients; ca.crt has to be an authority that signs certificates for this cluster alone.",
     )
     cert_manager: bool = Field(
-        False, description="Have cert-manager make it, and its authority; default: it is made by whoever starts this."
+        False,
+        description="Let cert-manager create the Secret, the certificate and its authority; default: you create the "
+        "Secret.",
     )
 
 
 class ClusterSecretConfig(_Settings):
-    """The cluster's secret, in a Secret: 64 hexadecimal digits a line, under the key `secret`."""
+    """The cluster's secret, in a Secret under the key `secret`: lines of 64 hexadecimal digits."""
 
     secret: str = Field("raypd-cluster-secret", description="Name of the Secret.")
 
 
 class BlockHashKeyConfig(_Settings):
-    """The key of block hashes, in a Secret: 64 hexadecimal digits, under the key `key`."""
+    """The key of block hashes, in a Secret under the key `key`: 64 hexadecimal digits."""
 
     secret: str = Field("raypd-block-hash-key", description="Name of the Secret.")
 
 
 class RdmaConfig(_Settings):
-    """How pods get at RDMA devices."""
+    """RDMA devices for pods with GPUs."""
 
     resource: str = Field(
         "rdma/hca_shared_devices_a", description="Name of the resource that the RDMA device plugin offers."
     )
-    count: int = Field(1, ge=1, description="Devices for each pod.")
-    network: str | None = Field(None, description="Multus network, as in k8s.v1.cni.cncf.io/networks.")
+    count: int = Field(1, ge=1, description="Number of devices for each pod.")
+    network: str | None = Field(
+        None,
+        description="Multus network of the pods, as in the annotation k8s.v1.cni.cncf.io/networks; default: none.",
+    )
 
 
 class MonitoringConfig(_Settings):
-    """For the Prometheus operator, whose CRDs have to be there."""
+    """PodMonitors for the Prometheus operator, whose CRDs have to be installed."""
 
     namespace: str = Field(
-        "monitoring", description="Namespace of Prometheus, whose pods may reach the metrics' ports."
+        "monitoring", description="Namespace of Prometheus; the NetworkPolicies let its pods reach the metrics ports."
     )
     labels: dict[str, str] = Field(
         default_factory=lambda: {"release": "prometheus"},
-        description="Labels by which the Prometheus operator finds PodMonitors.",
+        description="Labels of the PodMonitors, by which the Prometheus operator selects them.",
     )
 
 
 class KubernetesConfig(_Settings):
-    """The settings of `raypd manifests`. `raypd serve` does not look at them."""
+    """The settings of `raypd manifests`; `raypd serve` ignores them."""
 
     name: str = Field(
         "raypd",
         pattern="^[a-z]([-a-z0-9]*[a-z0-9])?$",
         max_length=40,
-        description="Name of the RayCluster; the names of all other objects begin with it.",
+        description="Name of the RayCluster, with which the names of all other objects begin.",
     )
     namespace: str = Field(
         "raypd",
@@ -177,48 +195,53 @@ class KubernetesConfig(_Settings):
         None,
         description="Image of all pods; default: raypd:VERSION-cpu, or raypd:VERSION-cuda where engines have GPUs.",
     )
-    image_pull_secret: str | None = Field(None, description="Secret for the image's registry.")
+    image_pull_secret: str | None = Field(
+        None, description="Name of the Secret for pulling from the image's registry; default: none."
+    )
     gpu: GPU | None = Field(
-        None, description="Kind of the engines' GPUs, as the node label nvidia.com/gpu.product has it."
+        None,
+        description="Kind of the engines' GPUs, by which nodes are selected (nvidia.com/gpu.product); default: any.",
     )
     models: ModelsConfig | None = Field(
-        None, description="Volume with checkpoints; default: none (the demo model is in the image)."
+        None, description="Volume with checkpoints; default: none, and the image has to contain the model."
     )
-    head: PodConfig = Field(PodConfig(extra_cpus=2.0), description="The pod of Ray's head.")
+    head: PodConfig = Field(PodConfig(extra_cpus=2.0), description="The pod of Ray's head node.")
     ingress: PodConfig = Field(PodConfig(extra_cpus=2.0), description="The ingresses' pods.")
     prefill: PodConfig = Field(PodConfig(), description="The pods of prefill engines.")
     decode: PodConfig = Field(PodConfig(), description="The pods of decode engines.")
     both: PodConfig = Field(PodConfig(), description="The pods of engines with the role `both`.")
     encode: PodConfig = Field(PodConfig(), description="The pods of encode engines.")
-    autoscaling: bool = Field(False, description="Ray's autoscaler adds pods for engines that have no room.")
+    autoscaling: bool = Field(
+        False, description="Let Ray's autoscaler add pods for engines without room, and remove idle pods."
+    )
     idle_timeout_s: int = Field(
         600, ge=0, description="Seconds after which the autoscaler removes a pod without an engine."
     )
     redis: RedisConfig | None = Field(
-        None, description="Redis for the state of Ray's head, so that the cluster outlives the head; default: none."
+        None,
+        description="Redis server for the state of Ray's head, so that the cluster survives a restart of the head pod; "
+        "default: none.",
     )
     tls: TlsSecretConfig | None = Field(
-        None,
-        description="Secret with the ingresses' certificate; default: plain text, which the NetworkPolicies keep "
-        "inside.",
+        None, description="Secret with the ingresses' certificate; default: clients' connections are not encrypted."
     )
     tokens: TokensSecretConfig | None = Field(
         None,
-        description="Secret with bearer tokens; default: clients need none, and whoever reaches the operators' port, "
-        "ingress.admin_port, is an operator.",
+        description="Secret with bearer tokens; default: clients need no token, and every pod that the NetworkPolicies "
+        "let reach ingress.admin_port may change the cluster.",
     )
     internal_tls: InternalTlsSecretConfig | None = Field(
-        None, description="Files of internal_tls from a Secret; default: what the setting internal_tls says."
+        None, description="Secret with the files of internal_tls; default: the setting internal_tls applies unchanged."
     )
     cluster_secret: ClusterSecretConfig | None = Field(
-        None, description="cluster_secret_file from a Secret; default: the controller draws one."
+        None, description="Secret with the content of cluster_secret_file; default: the controller draws a secret."
     )
     block_hash_key: BlockHashKeyConfig | None = Field(
-        None, description="block_hash_key_file from a Secret; default: the controller draws one."
+        None, description="Secret with the content of block_hash_key_file; default: the controller draws a key."
     )
     nccl: dict[str, str] = Field(
         default_factory=dict,
-        description="Environment variables of pods with GPUs, over the defaults for NCCL on their network.",
+        description="Environment variables of pods with GPUs; they override the defaults for NCCL.",
     )
     rdma: RdmaConfig | None = Field(
         None, description="RDMA devices for pods with GPUs; default: NCCL uses TCP sockets."
@@ -230,5 +253,5 @@ class KubernetesConfig(_Settings):
 
     @staticmethod
     def default_image(*, has_gpus: bool) -> str:
-        """Return the image's name, as deploy/docker/Dockerfile says to tag it."""
+        """Return the default image, with the tag that deploy/docker/Dockerfile recommends."""
         return f"raypd:{VERSION}-{'cuda' if has_gpus else 'cpu'}"

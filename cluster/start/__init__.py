@@ -1,1 +1,1 @@
-"""How a process brings a raypd cluster up, finds one, and ends one."""
+"""Starting, finding and stopping a raypd cluster."""

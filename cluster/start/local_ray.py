@@ -1,6 +1,7 @@
-"""Connecting to a Ray cluster, or starting one on this machine that ends with us. Never calls `ray stop`.
+"""Connecting to a Ray cluster, or starting one on this machine that ends with this process.
 
-Ray reads RAY_AUTH_MODE once, when it is imported: nothing in this file imports it before the mode is chosen.
+Ray reads RAY_AUTH_MODE once, when it is imported, so functions in this file import Ray only after the mode is set.
+`ray stop` is never called, since it would end other Ray clusters on the machine as well.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ _OBJECT_STORE_BYTES = 80 * 2**20
 _ANSWER_TIMEOUT_S: Final = 20.0
 _IS_ALIVE: Final = "/ray.rpc.NodeInfoGcsService/CheckAlive"
 _directories: Final[list[RayDirectory]] = []
-"""The directory of the local cluster, while there is one. It is one for the process, as Ray's cluster is."""
+"""The directory of the local Ray cluster, while there is one. A process can be connected to one Ray cluster only."""
 
 
 def connect(config: ClusterConfig) -> ClusterConfig:
-    """Join the Ray cluster of the configuration or of RAY_ADDRESS; without either start a local one.
+    """Join the Ray cluster at ray.address or RAY_ADDRESS; without either, start one on this machine.
 
-    Returns the configuration as it is for that cluster: in a local one, engines listen on loopback only. Raises
-    CannotStart if that cluster does not answer, or does not take us.
-    Every process of a local cluster, Ray's own included, listens on loopback only (docs/security.md has the list), and
-    its files are in a directory that only this user can enter. It takes a token of its own: Ray 2.60's default would
-    write one into the user's home directory, which changes how every later cluster of that user starts.
+    Returns the settings for that cluster: in a local one, engines listen on 127.0.0.1 unless engine_host is set. Raises
+    CannotStart if the Ray cluster does not answer, or refuses the connection.
+
+    All processes of a local cluster, including Ray's, listen on loopback only (docs/security.md has the list), and its
+    files are in a directory that only this user can enter. The cluster gets its own random token. Ray 2.60 by default
+    would write a token into the user's home directory, which changes how every later cluster of that user starts.
     """
     address = address_of(config)
     if address is not None:
@@ -46,18 +48,18 @@ def connect(config: ClusterConfig) -> ClusterConfig:
 
 
 def address_of(config: ClusterConfig) -> str | None:
-    """Return the address of the Ray cluster that is to be joined; None if one has to be started."""
+    """Return the address of the Ray cluster to join; None if one has to be started."""
     return config.ray.address or os.environ.get("RAY_ADDRESS") or None
 
 
 @contextmanager
 def sigterm_blocked() -> Iterator[None]:
-    """Let no SIGTERM reach this thread, nor any process that is started meanwhile, for all of its life.
+    """Block SIGTERM in this thread within the context, and for good in all processes that are started within.
 
-    A service manager, a shell or `timeout` sends SIGTERM to a whole process group, systemd to every process of the
-    service. Ray's processes would end at once, and what is being served with them; this way the driver alone hears of
-    it, drains the cluster and then ends Ray. Ray does the same for SIGINT. A signal that came meanwhile is delivered
-    afterwards.
+    A shell or `timeout` sends SIGTERM to a whole process group, and systemd to every process of a service. Ray's
+    processes would end at once, and running requests would fail. With the signal blocked there, the driver alone gets
+    it, drains the cluster and then ends Ray. Ray blocks SIGINT in the same way. A signal that arrives within the
+    context is delivered at its end.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
@@ -67,7 +69,10 @@ def sigterm_blocked() -> Iterator[None]:
 
 
 def disconnect(*, has_failed: bool = False) -> None:
-    """Leave the cluster; a local one ends. has_failed: its logs are kept, and a log line says where."""
+    """Disconnect from the Ray cluster; a local one ends.
+
+    has_failed: keep the logs of a local cluster, and log their directory
+    """
     import ray
 
     ray.shutdown()
@@ -93,12 +98,12 @@ def _join(address: str, namespace: str) -> None:
 
 
 def _wait_for_head(address: str) -> bool:
-    """Return whether it asks for a token; it says so to who comes without one. Raises CannotStart.
+    """Wait until Ray's head answers at an address. Returns whether the head demands a token. Raises CannotStart.
 
-    RAY: its own attempts to reach a head that is not there take more than ten minutes.
+    Ray itself would try for more than ten minutes to reach a head that does not exist.
     """
     if ":" not in address or "://" in address or os.environ.get("RAY_USE_TLS", "0") != "0":
-        return False  # Ray finds that head itself, or it only answers to who has Ray's certificates.
+        return False  # Only Ray can find this head, or the head demands Ray's certificates.
     with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:
         ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(_IS_ALIVE)
         try:
@@ -106,10 +111,10 @@ def _wait_for_head(address: str) -> bool:
         except grpc.RpcError as error:
             match error.code():
                 case grpc.StatusCode.UNIMPLEMENTED:
-                    raise CannotStart(f"what listens at {address} is not the head of a Ray cluster (its GCS)") from None
+                    raise CannotStart(f"the server at {address} is not the head of a Ray cluster (its GCS)") from None
                 case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.DEADLINE_EXCEEDED:
                     silence = f"no head of a Ray cluster has answered at {address} for {_ANSWER_TIMEOUT_S:g} s"
-                    raise CannotStart(f"{silence}: the port of its GCS is wanted, 6379 by default") from None
+                    raise CannotStart(f"{silence}: give the port of its GCS, 6379 by default") from None
                 case code:
                     return code is grpc.StatusCode.UNAUTHENTICATED
     return False
@@ -117,11 +122,11 @@ def _wait_for_head(address: str) -> bool:
 
 def _start_local(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # By Ray's default workers yield to everything else on the machine (nice 15): beside other work an engine may be
-    # silent for long enough to be taken for lost.
+    # By default Ray gives workers a low priority (nice 15): beside other load, an engine could then be silent for so
+    # long that it is taken for lost.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    # Ray takes 127.0.0.1 for "the address that others see", and then has half of its servers listen on every address,
-    # unless it is told that there will be no other node. The name tells where Ray does so by itself.
+    # With 127.0.0.1 as the node's address, half of Ray's servers would listen on all addresses, unless Ray is told with
+    # this variable that no other node will join. Its name comes from the systems on which this is Ray's default.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"

@@ -1,8 +1,8 @@
-"""The temporary directory of a Ray cluster that raypd starts: nobody but its user can enter it.
+"""The temporary directory of a Ray cluster that raypd starts, which only the user can enter.
 
-Ray gives its own directory, its sockets and its logs mode 0777, whatever the umask is. So Ray gets a directory within
-one of mode 0700, which holds a locked file for as long as the driver lives. What a killed driver has left is removed by
-a later start, after a day in which its logs can be read.
+Ray gives its directory, sockets and logs mode 0777, whatever the umask is. So Ray gets a directory inside another one
+of mode 0700, which holds a locked file as long as the driver runs. A later start removes the directory of a killed
+driver, but not before a day has passed, in which the logs can be read.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _LONGEST_SOCKET: Final = len("/session_2026-01-01_00-00-00_000000_4194304/socket
 
 
 class RayDirectory:
-    """A new directory for one Ray cluster. path: what Ray is given."""
+    """A new directory for one Ray cluster. path: the inner directory, which Ray gets"""
 
     def __init__(self, parent: Path | None = None) -> None:
-        """parent: where it is made; default: RAY_TMPDIR, or the system's temporary directory, or /tmp.
+        """Make the directory, and remove old ones of this user.
 
-        It is /tmp where in the others the path of a Unix socket would be too long.
+        parent: the directory to make it in; default: RAY_TMPDIR or the system's temporary directory, or /tmp if paths
+        of Unix sockets would be too long there
         """
         parent = parent or _parent()
         _remove_old(parent)
@@ -45,12 +46,12 @@ class RayDirectory:
         return self.path / "session_latest" / "logs"
 
     def remove(self) -> None:
-        """Remove it and all that is in it, once Ray has ended."""
+        """Remove the directory with its content; Ray has to have ended."""
         shutil.rmtree(self._own, ignore_errors=True)
         self.keep()
 
     def keep(self) -> None:
-        """Leave it for whoever looks for the cause of a failure; a later start removes it, after a day."""
+        """Leave the directory, for a look at the logs after a failure; a start after a day or more removes it."""
         os.close(self._lock)
 
 
@@ -63,7 +64,7 @@ def _parent() -> Path:
 def _remove_old(parent: Path) -> None:
     now_s = time.time()
     for directory in parent.glob(f"{_PREFIX}*"):
-        # One that vanishes meanwhile, or is another user's, is left alone.
+        # A directory that vanishes meanwhile, or belongs to another user, is skipped.
         with contextlib.suppress(OSError):
             found = directory.lstat()
             is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

@@ -1,4 +1,4 @@
-"""A running cluster as its driver sees it: brought up, watched, drained, gone."""
+"""The driver of a cluster: starting it, showing the progress of the start, and stopping it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _POLL_TIMEOUT_S: Final = 30.0
 _ATTEND_INTERVAL_S: Final = 2.0
 _LONGEST_STOP_S: Final = 60.0
-"""The longest time that the controller takes to stop beside the drain."""
+"""The longest time that the controller takes to stop the cluster, in addition to the drain."""
 
 
 def serve_until_signalled(config: ClusterConfig, console: Console) -> None:
@@ -35,14 +35,18 @@ def serve_until_signalled(config: ClusterConfig, console: Console) -> None:
             return
         _say_ready(config, console, cluster)
         stop.wait()
-        console.print("somebody else has stopped the cluster" if cluster.is_over else "draining")
+        console.print("another process has stopped the cluster" if cluster.is_over else "draining")
     console.print("stopped")
 
 
 def start_detached(config: ClusterConfig, console: Console) -> None:
-    """Start the cluster, print its addresses, and leave it running. Raises CannotStart, InvalidConfig."""
+    """Start the cluster in a running Ray cluster, print its addresses, and leave it running.
+
+    Raises InvalidConfig, also if no Ray cluster is given, and CannotStart; nothing is left running then.
+    """
     if local_ray.address_of(config) is None:
-        raise InvalidConfig("--detach", ["a Ray cluster is needed that stays: give --ray-address, or set RAY_ADDRESS"])
+        mistake = "a running Ray cluster is needed: give --ray-address, or set RAY_ADDRESS"
+        raise InvalidConfig("--detach", [mistake])
     refuse_bad_files(config)
     config = local_ray.connect(config)
     with _disconnect_at_the_end():
@@ -56,9 +60,12 @@ def start_detached(config: ClusterConfig, console: Console) -> None:
 
 
 def stop_cluster(config: ClusterConfig, console: Console) -> None:
-    """End the cluster in this Ray cluster and namespace, whoever started it. Raises InvalidConfig."""
+    """Drain and stop the raypd cluster in a Ray cluster and namespace, whoever started it.
+
+    Raises InvalidConfig if no Ray cluster is given, CannotStart if the Ray cluster does not answer.
+    """
     if local_ray.address_of(config) is None:
-        raise InvalidConfig("stop", ["which Ray cluster? Give --ray-address, or set RAY_ADDRESS"])
+        raise InvalidConfig("stop", ["no Ray cluster is given: give --ray-address, or set RAY_ADDRESS"])
     config = local_ray.connect(config)
     with _disconnect_at_the_end():
         cluster = RunningCluster.find(config)
@@ -71,12 +78,12 @@ def stop_cluster(config: ClusterConfig, console: Console) -> None:
 def running_cluster(
     config: ClusterConfig, console: Console, stop: threading.Event | None = None
 ) -> Iterator[RunningCluster | None]:
-    """A started cluster, or None if `stop` was set meanwhile; the cluster ends with the block.
+    """Start a cluster at entry of the context, and stop it at exit. Gives None if `stop` was set during the start.
 
-    stop: if given, SIGINT and SIGTERM set it, instead of interrupting
-    Raises InvalidConfig if this machine has not what a local cluster needs, or the files of the cluster's secrets and
-    certificates cannot be used here; CannotStart if the start fails.
-    The cluster needs its driver: if that dies, nothing is left behind after some seconds.
+    stop: if given, SIGINT and SIGTERM set this event instead of interrupting the process
+    Raises InvalidConfig if this machine lacks what a local cluster needs, or if files of the cluster's secrets and
+    certificates cannot be used; CannotStart if the start fails.
+    The cluster needs its driver, this process: if the driver dies, the controller stops the cluster within seconds.
     """
     if local_ray.address_of(config) is None:
         refuse_bad_start(config)
@@ -85,7 +92,7 @@ def running_cluster(
     else:
         refuse_bad_files(config)
     with ExitStack() as at_the_end:
-        # Ray sets a SIGTERM handler of its own: ours comes after it, and what was sent meanwhile reaches ours.
+        # Ray installs a SIGTERM handler. Ours is installed after it, and gets signals that were sent meanwhile.
         with local_ray.sigterm_blocked():
             config = local_ray.connect(config)
             at_the_end.enter_context(_disconnect_at_the_end())
@@ -107,20 +114,24 @@ def running_cluster(
 
 
 class RunningCluster:
-    """A cluster's controller, wherever it is; it outlives its own death (Ray starts it again)."""
+    """A cluster, by the handle of its controller. The handle stays valid when Ray starts the controller again."""
 
     def __init__(self, config: ClusterConfig, *, needs_driver: bool, controller: Any = None) -> None:
-        """Begin a cluster, or go on with that of this controller. Raises CannotStart if there is one already."""
+        """Create a controller, or use the handle of an existing one.
+
+        needs_driver: whether the controller stops the cluster when this process is gone
+        controller:   the handle; None creates a controller, and raises CannotStart if the namespace has one already
+        """
         self._config = config
         self.addresses: list[str] = []
         self.http_addresses: list[str] = []
         self.is_over = False
-        """Whether somebody else has stopped it."""
+        """Whether the cluster has ended without a call of stop(), as when another process has stopped it."""
         self._controller = controller if controller is not None else _make_controller(config, needs_driver=needs_driver)
 
     @classmethod
     def find(cls, config: ClusterConfig) -> RunningCluster | None:
-        """The cluster that runs in this Ray cluster and namespace."""
+        """Return the cluster that runs in the connected Ray cluster and namespace; None if there is none."""
         import ray
 
         from cluster.pool.ray_objects.object_names import CONTROLLER_NAME
@@ -132,13 +143,14 @@ class RunningCluster:
 
     @property
     def address(self) -> str:
-        """The address of the first ingress."""
+        """The gRPC address of the first ingress."""
         return self.addresses[0]
 
     def start(self, console: Console, stop: threading.Event) -> bool:
-        """Bring it up and show how that goes; False if `stop` was set meanwhile. Raises CannotStart.
+        """Start the engines and ingresses, and print the progress. Returns False if `stop` was set meanwhile.
 
-        Ray may have no node for the controller yet, or be making its environment there: it is waited for.
+        Raises CannotStart. Ray may have no node for the controller yet, or still be installing its environment there:
+        the wait for the controller lasts up to start_timeout_s.
         """
         import ray
 
@@ -175,10 +187,13 @@ class RunningCluster:
     def _silence(self) -> str:
         controller = self._config.controller
         needs = f"it needs {controller.resources} on a node that is labelled {controller.labels}"
-        return f"no word from the controller for {self._config.start_timeout_s:g} s: {needs}"
+        return f"the controller has not answered for {self._config.start_timeout_s:g} s: {needs}"
 
     def attend(self, stop: threading.Event, is_leaving: threading.Event) -> None:
-        """Tell it that its driver is there, until is_leaving is set. Sets `stop` if somebody else has stopped it."""
+        """Tell the controller every two seconds that its driver is there, until is_leaving is set.
+
+        Sets `stop` if the cluster has ended, as when another process has stopped it.
+        """
         from actors.process.ray_calls import FailureKind, RayCallFailed, call_blocking
 
         while not (self.is_over or is_leaving.wait(_ATTEND_INTERVAL_S)):
@@ -192,18 +207,18 @@ class RunningCluster:
             stop.set()
 
     def stop(self) -> int:
-        """Drain it and end it; whatever does not end by itself is killed. Returns how much had to be."""
+        """Drain and stop the cluster. Kills the actors that do not end by themselves, and returns their number."""
         import ray
 
         from actors.process.ray_calls import FailureKind, RayCallFailed, call_blocking
 
-        # If it dies meanwhile, Ray starts it again and asks again; what it does not end is ended below.
+        # If the controller dies meanwhile, Ray starts it again and repeats the call; _sweep() ends what remains.
         stop = self._controller.stop.options(max_task_retries=-1)
         try:
             call_blocking(stop, timeout_s=self._config.drain_timeout_s + _LONGEST_STOP_S)
         except RayCallFailed as failed:
             if failed.kind is not FailureKind.DIED:
-                # In the message: whoever sees it is at a terminal, where fields of a record are not shown.
+                # The error is part of the message, since terminals show no fields of log records.
                 message = "the controller did not stop the cluster, which is ended without it: %s"
                 logger.warning(message, failed, extra={"kind": failed.kind.value})
         finally:
@@ -231,7 +246,7 @@ def _make_controller(config: ClusterConfig, *, needs_driver: bool) -> Any:  # Ra
     except ValueError as error:
         namespace = config.ray.namespace
         raise CannotStart(
-            f"a raypd cluster runs in namespace {namespace!r} of this Ray cluster already: end it with `raypd stop`, "
+            f"a raypd cluster runs in namespace {namespace!r} of this Ray cluster already: stop it with `raypd stop`, "
             "or choose another ray.namespace"
         ) from error
 

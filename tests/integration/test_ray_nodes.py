@@ -64,7 +64,7 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drain
 
     assert re.search(rf"ready .* at {deployment.address} \(gRPC", deployment.start())
     await deployment.check_that_it_serves()
-    assert deployment.start() == "it serves already\n"
+    assert deployment.start() == "the cluster serves already\n"
     async with deployment.operator() as client:
         status = await client.status(10)
     assert {(engine.engine_id, engine.node) for engine in status.engines} == {

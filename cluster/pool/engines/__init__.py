@@ -1,1 +1,1 @@
-"""The controller's engines: slots, placement, what to start and stop, rolling updates."""
+"""The engines of a cluster in the controller: what to start and stop, placement, health, rolling updates."""

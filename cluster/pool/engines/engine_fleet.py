@@ -1,7 +1,8 @@
-"""The engines: what becomes of each from its start to its end, as the reconciler decides.
+"""The engines of a cluster in the controller: their start, canary, membership, health and end.
 
-An engine enters the membership once a canary request has proven it, and leaves it when it is drained or dies. Every
-change of what a later controller has to know is saved before it is acted on.
+The reconciler decides what to start, drain and remove; this file carries it out. An engine enters the membership once a
+canary request through it has given the right tokens, and leaves it when it is removed. Every change that a later
+controller has to know is saved before it takes effect.
 """
 
 from __future__ import annotations
@@ -40,14 +41,19 @@ logger = logging.getLogger(__name__)
 
 Pair = tuple[EngineDescriptor | None, EngineDescriptor]
 _SILENT_NODE_S: Final = 90.0
-"""Longer than Ray takes by default (65 s) to miss a node."""
+"""The time for which a node with a silent engine is avoided: longer than Ray's default (65 s) to detect a dead node."""
 _NUM_IDLE_LOOKS: Final = 2
-"""An engine that drains is idle after so many looks: what an ingress had sent before may arrive after the first one."""
+"""A draining engine counts as idle after this number of idle heartbeats in a row: requests that an ingress sent before
+the drain may arrive after the first one.
+"""
 _WATCHED: Final = frozenset({EngineState.READY, EngineState.DRAINING})
 
 
 class EngineFleet:
-    """Lives on the controller's event loop. membership is the newest; on_change is called after anything changed."""
+    """All engines of a cluster. Only the controller's event loop uses this object.
+
+    membership: the newest one, which is also saved and sent to the ingresses
+    """
 
     def __init__(
         self,
@@ -61,7 +67,13 @@ class EngineFleet:
         on_change: Callable[[], None],
         trust: ClusterTrust,
     ) -> None:
-        """save: keeps for a later controller what it has to know; trust: the cluster's secret."""
+        """Begin without engines.
+
+        head:      the probe of Ray's head
+        save:      saves the controller's state
+        on_change: is called after every change on which the reconciler may act
+        trust:     the cluster's secrets
+        """
         self._config = config
         self._trust = trust
         self._models = models
@@ -75,28 +87,28 @@ class EngineFleet:
         self._watches = OwnedTasks()
         self._endings = OwnedTasks()
         self._silent_until_s: dict[str, float] = {}
-        """Until when nodes where an engine fell silent are avoided, by node id, on the event loop's clock."""
+        """Until when a node with a silent engine is avoided, by node id, on the event loop's clock."""
         self.wanted: list[Slot] = []
-        """The slots that are to have an engine each."""
+        """The slots that should have one engine each."""
         self.histories: dict[Slot, SlotHistory] = {}
         self.roles: dict[Slot, EngineRole] = {}
-        """The roles of slots whose engines serve in another role than the one that they began in."""
+        """The current role of each slot whose role was changed."""
         self.cordoned: set[str] = set()
-        """Ids of nodes where no engine is to start."""
+        """Ids of the nodes on which no engine may start."""
         self.membership = Membership(0, ())
         self.progress = ProgressLog()
         self.may_prove = asyncio.Event()
-        """Not before the first engines are there: they are proven in pairs."""
+        """Set once canaries may be sent: at the first start when all engines have loaded, since canaries need pairs."""
 
     def __iter__(self) -> Iterator[EngineIncarnation]:
         return iter(list(self._engines.values()))
 
     def observed(self) -> list[ObservedEngine]:
-        """Return the engines as the reconciler sees them."""
+        """Return the state of each engine, for the reconciler."""
         return [ObservedEngine(e.slot, e.incarnation, e.state, e.model_version, e.finds_no_room) for e in self]
 
     def actors(self) -> list[Any]:
-        """Ray's handle of every engine that has one."""
+        """Return Ray's handle of every engine whose actor is started."""
         return [engine.actor for engine in self if engine.actor is not None]
 
     def history(self, slot: Slot) -> SlotHistory:
@@ -104,16 +116,16 @@ class EngineFleet:
         return self.histories.get(slot, SlotHistory())
 
     def serving(self, engine_id: str) -> EngineIncarnation:
-        """The engine of that name. Raises UnknownEngine if none serves."""
+        """Return the engine of this name that serves. Raises UnknownEngine if none does."""
         for engine in self:
             if engine.engine_id == engine_id and engine.state is EngineState.READY:
                 return engine
         raise UnknownEngine(engine_id, sorted(e.engine_id for e in self if e.state is EngineState.READY))
 
     async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
-        """Let this engine, or every one that serves if it is "", forget its cached blocks; returns who could.
+        """Empty the prefix cache of one engine, or of all serving engines if engine_id is "".
 
-        Raises UnknownEngine, EngineRefused.
+        Returns for each engine whether that was possible. Raises UnknownEngine, EngineRefused.
         """
         serving = [engine for engine in self if engine.state is EngineState.READY]
         engines = [self.serving(engine_id)] if engine_id else serving
@@ -123,7 +135,7 @@ class EngineFleet:
     # -- what the reconciler asks for ----------------------------------------------------------------------------
 
     async def act(self, action: StartEngine | DrainEngine | RemoveEngine) -> None:
-        """Begin with it; an engine that starts does so in a task of its own."""
+        """Carry out a decision of the reconciler. Engines start and end in background tasks."""
         match action:
             case StartEngine():
                 await self._begin(action)
@@ -141,17 +153,17 @@ class EngineFleet:
         engine = self._engines[slot] = EngineIncarnation(config, slot, incarnation, role, version, self._trust)
         self.histories.setdefault(slot, SlotHistory()).last_incarnation = incarnation
         self._journal.add(f"start {slot.engine_id}, incarnation {incarnation}: {action.reason}")
-        # First of all: a later controller must not give this incarnation to another engine.
+        # Save before the start: a later controller must not give the same incarnation number to another engine.
         await self._save()
         engine.task = asyncio.create_task(self._bring_in(engine, self._bring_up(engine)))
 
     async def _bring_up(self, engine: EngineIncarnation) -> None:
-        """Start it on the least crowded node that fits. A node that has just fallen silent comes last."""
+        """Start an engine on the preferred node that fits, and on a node with a silent engine only if no other fits."""
         nodes = [node for node in await alive_nodes() if node.node_id not in self.cordoned]
         fitting = [node.node_id for node in nodes if can_hold(node, self._config, engine.slot.role)]
         now_s = asyncio.get_running_loop().time()
         answering = [node for node in fitting if now_s >= self._silent_until_s.get(node, 0.0)]
-        # Nothing is awaited from here on: of engines that start at the same time each sees where those before it go.
+        # Nothing is awaited until the engine has its preferred node, so engines that start together see each other's.
         crowd: dict[str, list[EngineRole]] = {}
         for other in self:
             crowd.setdefault(other.node_id, []).append(other.role)
@@ -159,7 +171,10 @@ class EngineFleet:
         await engine.bring_up(node_id, self.cordoned, self.progress.say)
 
     async def _bring_in(self, engine: EngineIncarnation, bring_up: Awaitable[None]) -> None:
-        """Wait for an engine, prove it, then let it serve; if it fails, its slot is tried again, later each time."""
+        """Wait until an engine has loaded, send its canary, and let the engine serve; if any of it fails, give it up.
+
+        A later round starts the next engine of the slot, with a growing delay.
+        """
         try:
             await bring_up
             await self._save()
@@ -170,28 +185,28 @@ class EngineFleet:
                 await self._ingresses.prepare(self._served_model(engine))
             await self._admit(engine)
         except Exception as error:
-            # Whatever it is: an engine that did not come up is given up, and nobody waits for it.
+            # Any error means that the engine cannot serve: it is given up, and the error is shown to operators.
             logger.debug("an engine did not come up", exc_info=True)
             self._mark_dead(engine, one_line(error))
 
     async def drain(self, engine: EngineIncarnation, reason: str) -> None:
-        """Give it no new requests; once it is idle, or out of time, it is removed."""
+        """Give an engine no new requests; it is removed once it is idle, or after drain_timeout_s."""
         engine.state = EngineState.DRAINING
         engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
         self._journal.add(f"drain {engine.engine_id}, incarnation {engine.incarnation}: {reason}")
         await self.publish(self.membership.with_draining(*engine.key))
 
     async def set_role(self, engine: EngineIncarnation, role: EngineRole) -> None:
-        """Let it serve in another role from now on; see role_change.py."""
+        """Change an engine's role and publish the new membership; see role_change.py."""
         self.roles[engine.slot] = role
         membership = change_role(engine, role, self.membership)
         self._journal.add(f"let {engine.engine_id} serve as {role.value}: asked for")
         await self.publish(membership)
 
     async def load_adapter(self, adapter: Adapter) -> list[str]:
-        """Let every engine that serves load an adapter; returns why some cannot, by their words.
+        """Load an adapter into every serving engine. Returns the reasons of the engines that cannot load it.
 
-        An engine that starts later, or has no room for it, loads it when a request needs it.
+        An engine that starts later, or has no room for the adapter, loads it when a request needs it.
         """
         serving = [engine for engine in self if engine.state is EngineState.READY]
         refusals = await asyncio.gather(*(engine.load_adapter(adapter) for engine in serving))
@@ -205,9 +220,9 @@ class EngineFleet:
         engine = self._engines.pop(action.slot)
         self._journal.add(f"remove {engine.engine_id}, incarnation {engine.incarnation}: {action.reason}")
         await self.publish(self.membership.without_engine(*engine.key))
-        # Its slot need not wait for that: Ray keeps the resources until they are given back.
+        # The engine ends in the background: Ray keeps its resources reserved until then.
         self._endings.start(_end(engine))
-        # Its slot is free: the next round need not wait for its time.
+        # The slot is free, so the next round can begin at once.
         self._on_change()
 
     def _mark_dead(self, engine: EngineIncarnation, error: str) -> None:
@@ -224,10 +239,13 @@ class EngineFleet:
             self._journal.add(f"quarantine {engine.engine_id}: it died {len(history.deaths_s)} times, last of: {error}")
         self._on_change()
 
-    # -- who serves ----------------------------------------------------------------------------------------------
+    # -- canaries and the membership -----------------------------------------------------------------------------
 
     async def _prove(self, engine: EngineIncarnation) -> None:
-        """In a real pair if there can be one. A partner that dies meanwhile says nothing about this engine."""
+        """Send a canary request through the engine, in a pair with another engine if possible. Raises CannotStart.
+
+        If the partner does not answer after a failed canary, the partner is given up and the engine is tried again.
+        """
         while True:
             partner = self._partner_of(engine)
             prefill, decode = _pair(engine, partner)
@@ -242,7 +260,7 @@ class EngineFleet:
                 self._mark_dead(partner, one_line(error))
 
     def _partner_of(self, engine: EngineIncarnation) -> EngineIncarnation | None:
-        """The one of the same number, going round; None if the engine has none, or needs none."""
+        """Return the engine to test a handoff with: of the same number, or counted round; None if there is none."""
         assert engine.descriptor is not None, "it is proven once it has loaded"
         wanted = EngineRole.DECODE if engine.role is EngineRole.PREFILL else EngineRole.PREFILL
         partners = [
@@ -270,31 +288,31 @@ class EngineFleet:
         return ServedModel(version, self._models.directories[version], self.facts(version))
 
     async def catch_up_with(self, version: int) -> None:
-        """An ingress follows a newer snapshot than is known here: an earlier controller did not get to save it."""
+        """Publish a newer membership if an ingress has a newer version, which an earlier controller did not save."""
         if version > self.membership.version:
             await self.publish(replace(self.membership, version=version + 1))
 
     async def publish(self, membership: Membership) -> None:
-        """From now on this is the membership, here and at the ingresses."""
+        """Set the membership, save it, and send it to the ingresses."""
         self.membership = membership
         await self._save()
         await self._ingresses.publish(membership)
 
     def facts(self, model_version: int) -> ModelFacts:
-        """A model's facts; the longest request is one that every engine's KV cache can hold."""
+        """Return the facts of a model version; max_model_len is at most what every engine's KV cache can hold."""
         facts = [e.ready.facts for e in self if e.ready is not None and e.model_version == model_version]
         longest = min(min(f.max_model_len, f.layout.num_blocks * f.layout.block_size) for f in facts)
         return replace(facts[0], max_model_len=longest)
 
-    # -- how they are --------------------------------------------------------------------------------------------
+    # -- health --------------------------------------------------------------------------------------------------
 
     async def _keep_looking(self, engine: EngineIncarnation) -> None:
         try:
             await self._look_until_gone(engine)
         except Exception as error:
-            # A bug of ours. An engine that nobody looks after would be worse than a new one.
-            logger.exception("an engine could not be looked after", extra={"engine_id": engine.engine_id})
-            self._mark_dead(engine, f"it could not be looked after: {one_line(error)}")
+            # A bug of ours: an engine that is not watched any more is worse than a restarted one.
+            logger.exception("an engine could not be watched", extra={"engine_id": engine.engine_id})
+            self._mark_dead(engine, f"it could not be watched: {one_line(error)}")
 
     async def _look_until_gone(self, engine: EngineIncarnation) -> None:
         num_idle_looks = 0
@@ -316,7 +334,7 @@ class EngineFleet:
     # -- from one controller to the next -------------------------------------------------------------------------
 
     def saved(self) -> tuple[SavedEngine, ...]:
-        """For a later controller."""
+        """Return what a later controller has to know of each engine."""
         return tuple(engine.saved() for engine in self)
 
     async def restore(
@@ -326,7 +344,7 @@ class EngineFleet:
         roles: Mapping[Slot, EngineRole],
         membership: Membership,
     ) -> None:
-        """Go on with the engines of an earlier controller that are there, and with what it knew."""
+        """Take over the engines of an earlier controller that still run, with their histories, roles and membership."""
         self.histories, self.roles, self.membership = dict(histories), dict(roles), membership
         for one in saved:
             engine = EngineIncarnation(
@@ -351,7 +369,7 @@ class EngineFleet:
                 engine.task = asyncio.create_task(self._bring_in(engine, engine.wait_loaded(self.progress.say)))
 
     async def stop(self) -> None:
-        """End all of them, and give their resources back."""
+        """End all engines, and release their resources."""
         for task in self._watches:
             task.cancel()
         engines, self._engines = list(self), {}

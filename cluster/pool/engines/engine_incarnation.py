@@ -1,4 +1,4 @@
-"""One incarnation of one engine: its placement, its actor, how it comes up and how it is."""
+"""One incarnation of an engine in the controller: its placement group, its actor, its start and its health."""
 
 from __future__ import annotations
 
@@ -37,12 +37,17 @@ _REASK_DELAY_S = 0.5
 _ANSWER_TIMEOUT_S = 3.0
 _LOAD_ADAPTER_TIMEOUT_S = 25.0
 _ENDING_WAIT_S = 60.0
-"""Bounds how long the call of a controller that has died keeps its place among the engine's control calls."""
+"""How long one call of wait_for_end() lasts. The call of a dead controller occupies one of the engine's control calls
+for this time at most.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedEngine:
-    """The state of one incarnation of an engine that a later controller has to know. ready: set once it has loaded."""
+    """The saved state of one incarnation of an engine, for a later controller.
+
+    ready, descriptor: set once the engine has loaded its model
+    """
 
     slot: Slot
     incarnation: int
@@ -54,9 +59,11 @@ class SavedEngine:
 
 
 class EngineIncarnation:
-    """state goes from PENDING to STARTING, then as the controller says. role: the one that it serves in now.
+    """One incarnation of an engine.
 
-    Its actor and its placement outlive the controller: whoever comes after finds them by their names.
+    bring_up() moves the state from PENDING to STARTING; the controller sets all further states. role is the role in
+    which the engine serves now. The actor and the placement group outlive the controller, and a later controller finds
+    them by their names.
     """
 
     def __init__(
@@ -68,7 +75,7 @@ class EngineIncarnation:
         model_version: int,
         trust: ClusterTrust,
     ) -> None:
-        """config: with the model of that version; trust: gives the engine the cluster's secret."""
+        """config: the cluster's settings with the model of model_version; trust: the secrets that the engine gets"""
         self._config = config
         self._trust = trust
         self.slot = slot
@@ -81,14 +88,14 @@ class EngineIncarnation:
         self.task: asyncio.Task[None] | None = None
         self._begun_at_s = asyncio.get_running_loop().time()
         self.drain_until_s: float | None = None
-        """On the event loop's clock, while it drains."""
+        """When the drain ends at the latest, on the event loop's clock; None while the engine does not drain."""
         self._health: EngineHealth | None = None
         self._health_at_s = 0.0
         self._heartbeat = Heartbeat()
         self._preferred_node_id = ""
         self._ending: asyncio.Future[str] | None = None
         self._placement: EnginePlacement | None = None
-        self._actor: Any = None  # Ray's handle: its methods come into being at run time.
+        self._actor: Any = None  # Ray's handle, whose methods Ray makes at run time
 
     @property
     def engine_id(self) -> str:
@@ -102,25 +109,26 @@ class EngineIncarnation:
 
     @property
     def actor(self) -> Any:
-        """Ray's handle; None before it has one."""
+        """Ray's handle of the actor; None before the actor is started."""
         return self._actor
 
     @property
     def node_id(self) -> str:
-        """Ray's id of the node where it is, or, before it has loaded, where it would best be."""
+        """Ray's id of the engine's node; before the model is loaded, of the preferred node, and "" if there is none."""
         return self._preferred_node_id if self.ready is None else self.ready.node_id
 
     @property
     def finds_no_room(self) -> bool:
-        """Whether it has waited for its resources for long."""
+        """Whether the engine has waited for its resources for place_timeout_s or longer."""
         waited_s = asyncio.get_running_loop().time() - self._begun_at_s
         return self.state is EngineState.PENDING and waited_s >= self._config.place_timeout_s
 
     async def bring_up(self, node_id: str | None, avoided: Iterable[str], say: Callable[[str], None]) -> None:
-        """Reserve resources, start the actor, load the model. Raises CannotStart.
+        """Reserve resources, start the actor and load the model. Raises CannotStart.
 
-        node_id: where it would best be
-        avoided: ids of nodes where it must not be
+        node_id: Ray's id of the preferred node
+        avoided: ids of nodes where the engine must not run
+        say:     is called with each step of the start, in words
         """
         self._preferred_node_id = node_id or ""
         config, group = self._config, self._config.group(self.slot.role)
@@ -143,12 +151,12 @@ class EngineIncarnation:
         await self.wait_loaded(say)
 
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
-        """Let it forget all cached blocks; returns whether that was possible. Raises EngineRefused."""
+        """Empty the engine's prefix cache. Returns whether that was possible. Raises EngineRefused."""
         is_reset: bool = await self._ask_for(self._actor.reset_prefix_cache, preempt, timeout_s=_STOP_TIMEOUT_S)
         return is_reset
 
     async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
-        """Profile it for so long. Raises EngineRefused."""
+        """Run the profiler in the engine for duration_s seconds. Raises EngineRefused."""
         timeout_s = duration_s + _STOP_TIMEOUT_S
         profile: EngineProfile = await self._ask_for(self._actor.profile, duration_s, with_trace, timeout_s=timeout_s)
         return profile
@@ -160,7 +168,7 @@ class EngineIncarnation:
             raise EngineRefused(self.engine_id, str(failed)) from failed
 
     async def wait_loaded(self, say: Callable[[str], None]) -> None:
-        """Until its actor has loaded the model. Raises CannotStart."""
+        """Wait until the actor has loaded the model. Raises CannotStart, after start_timeout_s at the latest."""
         watch = asyncio.create_task(self._report_progress(say))
         timeout_s = self._config.start_timeout_s
         try:
@@ -186,7 +194,7 @@ class EngineIncarnation:
         say(f"{self.engine_id}: loaded, {facts.layout.num_blocks} KV blocks, at {address}")
 
     async def find(self, saved: SavedEngine) -> bool:
-        """Go on with what an earlier controller has begun; False if its actor is gone."""
+        """Find the actor and the placement group that an earlier controller has made. Returns whether both exist."""
         self._actor = await find_by_name(ray.get_actor, engine_actor_name(self.key))
         name = placement_group_name(self._config.ray.namespace, self.key)
         self._placement = await EnginePlacement.find(self._config, self.slot.role, name)
@@ -196,7 +204,7 @@ class EngineIncarnation:
         return True
 
     def saved(self) -> SavedEngine:
-        """For a later controller."""
+        """Return what a later controller has to know of this incarnation."""
         return SavedEngine(
             self.slot, self.incarnation, self.role, self.state, self.model_version, self.ready, self.descriptor
         )
@@ -208,14 +216,14 @@ class EngineIncarnation:
             try:
                 now: str = await call(self._actor.progress, timeout_s=_ANSWER_TIMEOUT_S)
             except RayCallFailed:
-                # Whoever waits for the start is told what has become of the actor.
+                # wait_loaded() raises if the actor has died.
                 continue
             if now != last:
                 say(f"{self.engine_id}: {now}")
             last = now
 
     async def look(self, head: HeadProbe) -> str | None:
-        """Wait for its end, or for the next look at it; returns why it has to be given up, if it has to."""
+        """Wait for the engine's end or the next heartbeat. Returns why the engine has to be given up, or None."""
         if self._ending is None:
             self._ending = asyncio.ensure_future(_ending_of(self._actor))
         done, _ = await asyncio.wait({self._ending}, timeout=self._config.heartbeat_interval_s)
@@ -247,7 +255,10 @@ class EngineIncarnation:
         return None
 
     async def load_adapter(self, adapter: Adapter) -> str | None:
-        """Let it load an adapter; returns why it cannot. One that dies meanwhile refuses nothing."""
+        """Load an adapter into the engine. Returns why the engine cannot load it, or None.
+
+        An engine that dies meanwhile counts as one that can: the error is logged only.
+        """
         try:
             failure: str | None = await call(self._actor.load_adapter, adapter, timeout_s=_LOAD_ADAPTER_TIMEOUT_S)
         except RayCallFailed as failed:
@@ -258,7 +269,7 @@ class EngineIncarnation:
         return failure
 
     async def answers(self) -> bool:
-        """Whether it says that it is well, now."""
+        """Ask the engine whether it is well. Returns False if it does not answer within three seconds."""
         try:
             health: EngineHealth = await call(self._actor.health, timeout_s=_ANSWER_TIMEOUT_S)
         except RayCallFailed:
@@ -267,30 +278,30 @@ class EngineIncarnation:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has not answered since it was last asked."""
+        """Whether the engine has not answered the last heartbeat."""
         return self._heartbeat.is_silent
 
     @property
     def is_asked_to_end(self) -> bool:
-        """Whether its process has been told to end (SIGTERM), by whoever runs its node."""
+        """Whether the engine's process has got SIGTERM, as when its pod or node is shut down."""
         return self._health is not None and self._health.is_asked_to_end
 
     @property
     def is_idle(self) -> bool:
-        """Whether it had no request when it was last asked, and has answered."""
+        """Whether the engine had no request at the last heartbeat, and has answered that heartbeat."""
         return self._health is not None and self._health.is_idle and not self.is_silent
 
     def missing(self) -> str:
-        """Say in words which resources a pending engine waits for."""
-        return "its place is being asked for" if self._placement is None else self._placement.missing()
+        """Return, in words, which resources a pending engine waits for."""
+        return "its placement group is being made" if self._placement is None else self._placement.missing()
 
     async def stop(self) -> None:
-        """Let it abort what runs, close its links and end."""
+        """Let the engine abort its requests, close its links and end."""
         if self._actor is not None:
             await call_if_alive(self._actor.stop, timeout_s=_STOP_TIMEOUT_S)
 
     async def kill(self) -> None:
-        """Nothing of it is left afterwards."""
+        """Kill the engine's actor, release its placement group, and cancel the tasks that watch it."""
         for task in (self.task, self._ending):
             if task is not None:
                 task.cancel()
@@ -300,7 +311,7 @@ class EngineIncarnation:
             await self._placement.release()
 
     def view(self, last_error: str, missing: str = "") -> EngineView:
-        """For people. missing: see there."""
+        """Return the engine's status for `raypd status`. missing: the result of missing(), if the engine is pending"""
         last_error = "; ".join(part for part in (last_error, missing) if part)
         return EngineView(
             engine_id=self.engine_id,
@@ -318,7 +329,7 @@ class EngineIncarnation:
 
 
 async def _ending_of(actor: Any) -> str:
-    """Wait until the actor has died, which Ray tells who waits for an answer; returns why."""
+    """Wait until the actor has died, which ends a call to it with an error. Returns the reason."""
     while True:
         try:
             await call(actor.wait_for_end, _ENDING_WAIT_S, timeout_s=2 * _ENDING_WAIT_S)

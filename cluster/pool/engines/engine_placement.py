@@ -1,8 +1,8 @@
 """An engine's placement group: one bundle for all of the engine's ranks, which therefore are on one node.
 
-Engines of different roles go to different nodes as long as there are any: each is offered the node with the fewest
-engines of other roles, then with the fewest at all. That is a preference. Its resources and node labels are
-requirements.
+Engines of different roles go to different nodes as far as possible: the preferred node of an engine is the one with the
+fewest engines of other roles, and among these the one with the fewest engines. The preference may be ignored by Ray.
+Resources and node labels are requirements.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ from cluster.routing.engine_connection import EngineRole
 
 
 class EnginePlacement:
-    """One engine's placement group. Ray's autoscaler sees it for as long as it waits. It outlives its controller."""
+    """One engine's placement group, which outlives the controller.
+
+    While the group waits for resources, Ray's autoscaler counts it as demand.
+    """
 
     def __init__(self, config: ClusterConfig, role: EngineRole, group: PlacementGroup) -> None:
-        """Know a group that is there already."""
+        """Take over a group that exists already; reserve() makes one."""
         self._config = config
         self._role = role
         self._group: PlacementGroup | None = group
@@ -39,15 +42,16 @@ class EnginePlacement:
     async def reserve(
         cls, config: ClusterConfig, role: EngineRole, name: str, node_id: str | None, avoided: Iterable[str] = ()
     ) -> Self:
-        """Want a place from now on; ready() waits for it.
+        """Make the placement group; ready() waits until its resources are reserved.
 
-        node_id: where it would best be
-        avoided: ids of nodes where it must not be
+        name:    of the group, unique in the Ray cluster
+        node_id: Ray's id of the preferred node
+        avoided: ids of nodes where the engine must not run
         """
         selector = dict(config.group(role).labels)
         if avoided:
             selector["ray.io/node-id"] = f"!in({','.join(sorted(avoided))})"
-        # No deadline while Ray's head is away: a group that is made after it would belong to nobody.
+        # There is no deadline while Ray's head is away: a group that is made after the deadline would have no owner.
         group = await on_thread(
             placement_group,
             [engine_bundle(config, role)],
@@ -61,7 +65,7 @@ class EnginePlacement:
 
     @classmethod
     async def find(cls, config: ClusterConfig, role: EngineRole, name: str) -> Self | None:
-        """The place that an earlier controller reserved; None if there is none of that name."""
+        """Return the placement group that an earlier controller has made; None if there is none of this name."""
         group = await find_by_name(get_placement_group, name)
         return None if group is None else cls(config, role, group)
 
@@ -72,12 +76,12 @@ class EnginePlacement:
             await asyncio.shield(self._group.ready())
 
     def strategy(self) -> PlacementGroupSchedulingStrategy:
-        """Puts an actor into the engine's bundle."""
+        """Return the scheduling strategy that puts an actor into the engine's bundle."""
         assert self._group is not None
         return PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=0)
 
     def missing(self) -> str:
-        """Say in words what is needed, and what there is."""
+        """Return, in words, what the engine needs and what the Ray cluster has."""
         return (
             f"it needs {needs_of(self._config, self._role)}; the cluster has "
             f"{_rounded(ray.cluster_resources())} and of that free "  # type: ignore[no-untyped-call]  # ray
@@ -95,12 +99,12 @@ def engine_bundle(config: ClusterConfig, role: EngineRole) -> dict[str, float]:
     """Return the resources that an engine reserves, for all of its ranks."""
     group, num_ranks = config.group(role), config.num_ranks(role)
     wanted = {"CPU": group.num_cpus, "GPU": group.num_gpus, **group.resources}
-    # Ray refuses an empty bundle; a sliver of a CPU stands for "nothing".
+    # Ray refuses an empty bundle, so an engine without needs reserves a thousandth of a CPU.
     return {name: amount * num_ranks for name, amount in wanted.items() if amount} or {"CPU": 0.001}
 
 
 def needs_of(config: ClusterConfig, role: EngineRole) -> str:
-    """Say in words what an engine of this role needs of its node."""
+    """Return, in words, what an engine of this role needs of its node."""
     needs = f"{_rounded(engine_bundle(config, role))} on one node"
     labels = config.group(role).labels
     if not labels:
@@ -109,14 +113,15 @@ def needs_of(config: ClusterConfig, role: EngineRole) -> str:
 
 
 def can_hold(node: Node, config: ClusterConfig, role: EngineRole) -> bool:
-    """Whether an engine of this role fits on this node if the node is empty."""
+    """Whether an engine of this role would fit on this node if the node were empty."""
     return node.has(engine_bundle(config, role), config.group(role).labels)
 
 
 def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Sequence[EngineRole]]) -> str | None:
-    """The node for the next engine of this role; None without nodes.
+    """Return the id of the preferred node for the next engine of a role; None without nodes.
 
-    engines: the roles of the engines on each node
+    nodes:   ids of the nodes on which the engine fits
+    engines: the roles of the engines on each node, by the node's id
     """
 
     def crowd(node_id: str) -> tuple[int, int, str]:
@@ -127,7 +132,7 @@ def choose_node(role: EngineRole, nodes: Sequence[str], engines: Mapping[str, Se
 
 
 def _rounded(resources: Mapping[str, float]) -> dict[str, float]:
-    """Countable resources only: memory and per-node markers say nothing here."""
+    """Return the resources that people count, without memory and the resources that Ray adds for nodes and groups."""
     return {
         name: round(amount, 3)
         for name, amount in sorted(resources.items())

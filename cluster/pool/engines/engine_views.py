@@ -16,7 +16,7 @@ _MISSING_TIMEOUT_S: Final = 1.0
 
 
 async def engine_views(fleet: EngineFleet, policy: RestartConfig, now_s: float) -> tuple[EngineView, ...]:
-    """Every engine as of the last look at it, then every slot that is wanted and has none. now_s: Unix time"""
+    """Return every engine as last observed, then every wanted slot without an engine. now_s: Unix time"""
     views = [engine.view(fleet.history(engine.slot).last_error, await _missing(engine)) for engine in fleet]
     filled = {engine.slot for engine in fleet}
     for slot in fleet.wanted:
@@ -30,7 +30,7 @@ async def engine_views(fleet: EngineFleet, policy: RestartConfig, now_s: float) 
 
 
 async def _missing(engine: EngineIncarnation) -> str:
-    """Say what a pending engine lacks."""
+    """Return, in words, which resources a pending engine waits for; empty for other engines."""
     if engine.state is not EngineState.PENDING:
         return ""
     try:

@@ -1,4 +1,7 @@
-"""Compares the engines that are wanted with those that are there, and decides what to do. Pure: the clock is given."""
+"""The reconciler: compares the wanted engines with the observed ones, and decides what to do.
+
+This file is pure: the clock is an argument.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from cluster.settings.restarts import RestartConfig
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Start an engine in this slot."""
+    """A decision: start an engine in this slot, as this incarnation."""
 
     slot: Slot
     incarnation: int
@@ -22,7 +25,10 @@ class StartEngine:
 
 @dataclass(frozen=True, slots=True)
 class DrainEngine:
-    """Give the engine no new work, and let what it has end. updates_to: the model version that comes; 0: the same."""
+    """A decision: give the engine no new requests, and let it finish the ones that it has.
+
+    updates_to: the model version for which the engine is replaced; 0 if the drain has another reason
+    """
 
     slot: Slot
     incarnation: int
@@ -32,7 +38,7 @@ class DrainEngine:
 
 @dataclass(frozen=True, slots=True)
 class RemoveEngine:
-    """Take the engine out of the membership and release its actor."""
+    """A decision: take the engine out of the membership, end its actor and release its resources."""
 
     slot: Slot
     incarnation: int
@@ -43,14 +49,14 @@ Action = StartEngine | DrainEngine | RemoveEngine
 
 
 def wanted_slots(counts: Mapping[EngineRole, int]) -> list[Slot]:
-    """Every slot of a cluster with so many engines of each role."""
+    """Return the slots of a cluster with this number of engines of each role."""
     return [Slot(role, number) for role, count in counts.items() for number in range(count)]
 
 
 def scaled_slots(wanted: Iterable[Slot], counts: Mapping[EngineRole, int]) -> list[Slot]:
-    """The slots for so many engines of these roles; those of other roles stay.
+    """Return the slots after a change of the number of engines of some roles; slots of other roles stay.
 
-    The lowest free numbers come first, the highest ones go first.
+    New slots get the lowest free numbers, and slots with the highest numbers are dropped first.
     """
     slots = sorted(wanted)
     scaled = [slot for slot in slots if slot.role not in counts]
@@ -69,11 +75,12 @@ def reconcile(
     now_s: float,
     model_version: int = 1,
 ) -> list[Action]:
-    """The actions that bring what is observed closer to what is wanted.
+    """Return the actions that bring the observed engines closer to the wanted ones.
 
-    A slot is filled by a later round than the one that removed its last engine: once nothing is left of it.
-    model_version: the one that engines are to serve. Those of another one are replaced, one after the other; see
-    rolling_update.py.
+    The round that removes an engine does not start the next engine of its slot; a later round does.
+    now_s:         the time, on the clock of the histories
+    model_version: the version that engines should serve. Engines that serve another version are replaced one after the
+                   other; see rolling_update.py.
     """
     wanted_set, observed_list = set(wanted), list(observed)
     occupied = {engine.slot for engine in observed_list}

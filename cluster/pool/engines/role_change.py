@@ -1,14 +1,14 @@
-"""An engine takes another role while it runs (`raypd set-role`): what changes, and who follows it.
+"""The change of an engine's role while the engine runs (`raypd set-role`).
 
-The engine itself is not told: it does what each request asks of it. Its role is what ingresses route by, so a new role
-is a new snapshot of the membership. The way of the change:
+The engine itself is not told about its role: every request tells it what to do. Only the routers of ingresses use the
+role, so a change of a role is a new version of the membership:
 
-1. `raypd set-role` calls the admin service of an ingress, which calls Operations.set_role() in the controller.
-2. EngineFleet.set_role() changes the role here, saves it for a later controller, and publishes the membership.
-3. At each ingress SessionPool.update() gives the engine's session its new descriptor, and the router chooses by it
-   from the next request on. Requests that have begun go on as they are.
+1. `raypd set-role` calls the AdminService of an ingress, which calls Operations.set_role() in the controller.
+2. EngineFleet.set_role() changes the role, saves it for a later controller, and publishes the membership.
+3. At each ingress, SessionPool.update() gives the engine's session the new descriptor, and the router uses the new role
+   from the next request on. Requests that have begun go on unchanged.
 
-A slot keeps the role when another engine fills it, until the role is changed again.
+Later engines of the same slot serve in the new role as well, until the role is changed again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cluster.sessions.cluster_membership import Membership
 
 
 def change_role(engine: EngineIncarnation, role: EngineRole, membership: Membership) -> Membership:
-    """Give an engine that has loaded another role; returns the membership in which it serves in that role."""
+    """Change the role of an engine that has loaded its model. Returns the membership with the new role."""
     assert engine.descriptor is not None, "it serves"
     engine.role = role
     engine.descriptor = replace(engine.descriptor, role=role)

@@ -1,9 +1,9 @@
-"""How far a rolling update is, which engine is next, and what holds it up. Pure, but for UpdateLog.
+"""The state of a rolling update: how many engines are updated, which one is next, and what the update waits for.
 
-One engine at a time is out of service on account of the update, as with Kubernetes' `maxUnavailable: 1` without surge:
-an engine that the update has taken out has to serve again, with the new model, before the next one goes. What was down
-anyway does not hold the update up: a slot that finds no room, or one that keeps failing once the new model has proven
-itself elsewhere. Such a slot gets the new model when it comes up.
+The update takes one engine at a time out of service, as Kubernetes does with `maxUnavailable: 1` and no surge: the slot
+has to serve again, with the new model, before the next engine is replaced. Slots that were down anyway do not hold the
+update up: a slot without room, or one whose engines keep failing although the new model serves elsewhere. These slots
+get the new model when they start again. This file is pure, except for UpdateLog.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MANY_DEATHS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class RollingUpdate:
-    """An update that is under way.
+    """The state of an update that is under way.
 
-    num_updated: engines that serve the new version
-    num_wanted:  engines that are to serve it
-    next:        the engine that is to be replaced now; None: the update waits
-    obstacles:   what it will wait for without limit, in words
-    passed_over: slots that it goes on without, in words
+    num_updated: number of engines that serve the new version
+    num_wanted:  number of engines that should serve it
+    next:        the engine to replace now; None while the update waits
+    obstacles:   what the update waits for without limit, in words
+    passed_over: slots that the update does not wait for, in words
     """
 
     model_version: int
@@ -39,7 +39,7 @@ class RollingUpdate:
     passed_over: tuple[str, ...] = ()
 
     def is_as_far_as(self, other: RollingUpdate) -> bool:
-        """Whether the other is the same update, with as much done, held up by nothing else."""
+        """Whether the other state has the same version and number of updated engines, and no further obstacle."""
         return (
             (self.model_version, self.num_updated) == (other.model_version, other.num_updated)
             and set(other.obstacles) <= set(self.obstacles)
@@ -56,14 +56,14 @@ class RollingUpdate:
 
 
 class UpdateLog:
-    """Writes into the journal what holds an update up: once, as long as the update gets no further."""
+    """The journal entries about what holds an update up: one entry for each state in which the update gets stuck."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._said: RollingUpdate | None = None
 
     def tell(self, update: RollingUpdate | None) -> None:
-        """Look at the update as it is in this round."""
+        """Write an entry if the update is held up, and was not held up in the same way at the last entry."""
         if update is None or not (update.obstacles or update.passed_over):
             return
         if self._said is None or not self._said.is_as_far_as(update):
@@ -79,7 +79,7 @@ def find_update(
     now_s: float,
     model_version: int,
 ) -> RollingUpdate | None:
-    """The update to this model version; None if no engine is left that serves another one."""
+    """Return the state of the update to a model version; None if no engine serves another version any more."""
     engines = {engine.slot: engine for engine in observed if engine.slot in wanted}
     outdated = [
         engine
@@ -118,7 +118,7 @@ def find_update(
 
 
 def _trouble(engine: ObservedEngine | None, history: SlotHistory, policy: RestartConfig, now_s: float) -> str:
-    """Why a slot serves nothing and will not for long; empty if it is on its way."""
+    """Return why a slot has no serving engine and will have none soon; empty if its engine is starting or draining."""
     if engine is not None:
         return "it finds no room" if engine.finds_no_room else ""
     if history.is_quarantined(now_s, policy):
@@ -127,7 +127,9 @@ def _trouble(engine: ObservedEngine | None, history: SlotHistory, policy: Restar
 
 
 def _turn(engine: ObservedEngine) -> tuple[int, bool]:
-    """Group by group: the prefill and the decode engine of a number follow each other, so that pairs of a version stay
-    as long, and come as early, as can be. Prefill engines first: decode engines can do without them for a while.
+    """Return the sort key by which engines are replaced: by number, and for each number the decode engine last.
+
+    So the prefill and the decode engine of a number follow each other, and pairs of both versions exist for most of the
+    update. Decode engines can work without prefill engines for a while, so prefill engines are replaced first.
     """
     return engine.slot.number, engine.slot.role is EngineRole.DECODE

@@ -1,4 +1,4 @@
-"""The progress of a start, as a list of events that others can wait for."""
+"""The progress of a start: a list of events in words, for which a caller can wait."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 
 
 class ProgressLog:
-    """Append-only; lives on one event loop."""
+    """The events of a start, oldest first. Only one event loop uses this object."""
 
     def __init__(self) -> None:
         self._events: list[str] = []
         self._grew = asyncio.Event()
 
     def say(self, event: str) -> None:
-        """Append an event and wake who waits."""
+        """Append an event, and wake the callers that wait in after()."""
         self._events.append(event)
         self._grew.set()
         self._grew = asyncio.Event()
 
     async def after(self, count: int, timeout_s: float = 1.0) -> list[str]:
-        """The events after the first `count`; waits up to timeout_s while there are none."""
+        """Return the events after the first `count` ones; wait up to timeout_s seconds if there are none yet."""
         if len(self._events) <= count:
             try:
                 await asyncio.wait_for(self._grew.wait(), timeout_s)

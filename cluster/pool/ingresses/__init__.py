@@ -1,1 +1,1 @@
-"""The controller's ingresses: where they run, and starting them anew."""
+"""The ingresses of a cluster in the controller: which are wanted, where they run, their start, health and end."""

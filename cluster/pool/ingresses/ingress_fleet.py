@@ -1,9 +1,9 @@
-"""The ingresses: actors of their own, any of which can be replaced at any time.
+"""The ingresses of a cluster in the controller: actors, each of which can be replaced at any time.
 
-Each has a number, which its incarnations share one after the other, and with it its ports: clients find the next
-incarnation where the last one was. An ingress knows nothing but what it is told: who serves (numbered snapshots, sent
-again to an ingress that is behind), and what the model is like. ingress_starter.py starts ingresses, ingress_table.py
-knows them and gives them up, and this file looks after them.
+Each ingress has a number, which stays the same from one incarnation to the next, and so do its ports: clients reach the
+next incarnation at the same address. The controller tells ingresses which engines serve (the membership, in numbered
+versions, sent again to an ingress that is behind) and the facts of the model. ingress_starter.py starts ingresses,
+ingress_table.py holds them and gives them up, and this file watches them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_DEATHS_OF_ONE_PROOF: Final = 3
 
 
 class IngressFleet:
-    """All ingresses of a cluster. It belongs to the controller's event loop."""
+    """All ingresses of a cluster. Only the controller's event loop uses this object."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class IngressFleet:
         save: Callable[[], Awaitable[None]],
         trust: ClusterTrust,
     ) -> None:
-        """save: keeps for a later controller what it has to know; trust: the cluster's secret."""
+        """head: the probe of Ray's head; save: saves the controller's state; trust: the cluster's secrets"""
         self._config = config
         self._trust = trust
         self._journal = journal
@@ -61,17 +61,17 @@ class IngressFleet:
 
     @property
     def addresses(self) -> list[str]:
-        """host:port of every ingress that is open, in the order of their numbers."""
+        """The gRPC address, host:port, of every ingress that lets clients in, in the order of their numbers."""
         return self._table.addresses()
 
     @property
     def http_addresses(self) -> list[str]:
-        """host:port of the HTTP API of every ingress that is open and has one."""
+        """The HTTP address, host:port, of every ingress that lets clients in and has an HTTP API."""
         return self._table.http_addresses()
 
     @property
     def facts(self) -> ModelFacts | None:
-        """The model's facts that the ingresses were opened with; None before that."""
+        """The model's facts that ingresses got when they let clients in; None before the first one did."""
         return self._table.facts
 
     def actors(self) -> list[Any]:
@@ -79,24 +79,24 @@ class IngressFleet:
         return [ingress.actor for ingress in self._table.by_number.values()]
 
     def missing(self) -> str:
-        """Return what ingresses need, if none is up; empty if one is."""
+        """Return, in words, what ingresses need if none is up; empty if one is."""
         ingress = self._config.ingress
         needs = f"each needs {ingress.resources} on a node that is labelled {ingress.labels}"
         return "" if self._table.begun() else f"no ingress is up: {needs}"
 
     @property
     def refusal(self) -> str:
-        """Why no ingress can start with these settings, ever; empty while one is up or may come up."""
+        """Why no ingress can ever start with these settings; empty while an ingress is up or may come up."""
         return self._starter.refusal
 
     def views(self) -> tuple[IngressView, ...]:
-        """Return what people see of the ingresses."""
+        """Return the status of each ingress, and of each wanted number without one."""
         return self._table.views(self._starter.wanted.numbers)
 
     # -- starting ------------------------------------------------------------------------------------------------
 
     async def start_missing(self, now_s: float) -> None:
-        """Begin to start the ingresses that are missing and may be tried; settled() waits for them."""
+        """Begin to start the missing ingresses whose backoff is over; settled() waits for them. now_s: Unix time"""
         await self._starter.start_missing(now_s)
 
     async def settled(self) -> None:
@@ -104,7 +104,7 @@ class IngressFleet:
         await self._starter.settled()
 
     async def open(self, facts: ModelFacts) -> None:
-        """Let clients in at every ingress; those that come later are opened as they come."""
+        """Let clients in at every ingress; ingresses that start later let clients in at once."""
         await self._starter.open(facts)
 
     def saved(self) -> tuple[SavedIngress, ...]:
@@ -112,20 +112,23 @@ class IngressFleet:
         return self._table.saved(self._starter.wanted.home_of)
 
     async def restore(self, saved: Sequence[SavedIngress], membership: Membership, facts: ModelFacts | None) -> None:
-        """Go on with the ingresses of an earlier controller that are still there."""
+        """Take over the ingresses of an earlier controller that still run."""
         self._table.membership, self._table.facts = membership, facts
         for ingress in saved:
             self._starter.wanted.restore(ingress.number, ingress.home)
         await self._table.restore(saved)
 
-    # -- what engines need of them -------------------------------------------------------------------------------
+    # -- canaries and the membership -----------------------------------------------------------------------------
 
     async def prove(
         self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts, now_s: float
     ) -> None:
-        """Send a canary request through this pair, once there is an ingress. Raises CannotStart if it fails.
+        """Send a canary request through a pair of engines, once an ingress is up. Raises CannotStart if it fails.
 
-        An ingress that dies meanwhile says nothing about the engines: another one is asked.
+        prefill: None if the decode engine answers the canary alone
+        facts:   of the model that the engines serve
+        now_s:   Unix time
+        If the ingress dies meanwhile, another one sends the canary; after three such deaths the canary has failed.
         """
         num_deaths = 0
         while True:
@@ -147,9 +150,9 @@ class IngressFleet:
                 await asyncio.sleep(self._config.heartbeat_interval_s)
 
     async def prepare(self, model: ServedModel) -> None:
-        """Let every ingress load what requests of this model need. Raises CannotStart if one finds that it cannot.
+        """Let every ingress load what requests for a model need. Raises CannotStart if an ingress cannot load it.
 
-        An ingress that has other troubles loads it later, with the membership that it is told.
+        An ingress that does not answer loads it later, when it gets the membership with this model.
         """
         for ingress in self._table.begun():
             try:
@@ -161,18 +164,20 @@ class IngressFleet:
                 logger.warning("an ingress was not prepared", extra=fields)
 
     async def publish(self, membership: Membership) -> None:
-        """Tell every ingress who serves. An ingress that does not answer is told again when it does."""
+        """Send the membership to every ingress. An ingress that does not answer gets it when it answers again."""
         self._table.membership = membership
         for ingress in self._table.by_number.values():
             ingress.is_behind = True
         await self._for_all(lambda ingress: ingress.send(self._table.membership))
 
-    # -- looking after them --------------------------------------------------------------------------------------
+    # -- health --------------------------------------------------------------------------------------------------
 
     async def look(self, now_s: float, avoided: Collection[str] = ()) -> int:
-        """Look after every ingress: replace those that died, tell those that are behind.
+        """Check every ingress: replace dead ones, and send the membership to those that are behind.
 
-        avoided: ids of nodes that no ingress may stay on. Returns the newest membership version that an ingress has.
+        now_s:   Unix time
+        avoided: ids of nodes on which no ingress may stay
+        Returns the newest membership version that an ingress has.
         """
         self._starter.avoid(avoided)
         await self._for_all(self._look_at)
@@ -182,7 +187,7 @@ class IngressFleet:
         return max((ingress.health.membership_version for ingress in self._table.by_number.values()), default=0)
 
     async def _for_all(self, act: Callable[[IngressIncarnation], Coroutine[None, None, None]]) -> None:
-        """Do it with every ingress. It goes on with those that take long, and the others do not wait for them."""
+        """Call act() for every ingress at once, and wait for one heartbeat interval; slow calls go on afterwards."""
         tasks = [self._acting.start(self._do(act, ingress)) for ingress in self._table.begun()]
         if tasks:
             await asyncio.wait(tasks, timeout=self._config.heartbeat_interval_s)
@@ -193,12 +198,12 @@ class IngressFleet:
         try:
             await act(ingress)
         except Exception as error:
-            # A bug of ours. An ingress that nobody looks after would be worse than a new one.
-            logger.exception("an ingress could not be looked after", extra={"ingress": ingress.number})
-            await self._table.give_up(ingress, f"it could not be looked after: {one_line(error)}")
+            # A bug of ours: an ingress that is not watched any more is worse than a restarted one.
+            logger.exception("an ingress could not be watched", extra={"ingress": ingress.number})
+            await self._table.give_up(ingress, f"it could not be watched: {one_line(error)}")
 
     async def _look_at(self, ingress: IngressIncarnation) -> None:
-        # One that still opens is busy; its start has a deadline of its own.
+        # An ingress that does not let clients in yet is busy with its start, which has a deadline of its own.
         if ingress.is_asked or not ingress.is_open:
             return
         ingress.is_asked = True
@@ -216,7 +221,7 @@ class IngressFleet:
             self._journal.add(change)
         if (fault := ingress.fault(self._config.ingress.busy_timeout_s)) is not None:
             await self._table.give_up(ingress, fault)
-        # A busy one is told once it has time: to wait for that would keep it from being asked how it is.
+        # A busy ingress gets news once it has time: waiting for its answer would delay the next health check.
         elif not ingress.is_busy:
             await ingress.catch_up(self._table.membership, self._trust)
 
@@ -226,7 +231,7 @@ class IngressFleet:
         self._acting.start(ingress.end(self._config.drain_timeout_s))
 
     async def stop(self, grace_s: float) -> None:
-        """Drain and end every ingress."""
+        """Drain and end every ingress. grace_s: seconds in which requests may finish"""
         self._starter.cancel()
         ingresses, self._table.by_number = list(self._table.by_number.values()), {}
         await asyncio.gather(*(one.end(grace_s) for one in ingresses), *self._acting, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""One incarnation of one ingress, as the controller knows and calls it; and what of it outlives the controller."""
+"""One incarnation of an ingress in the controller: its actor, the calls to it, its health and its saved state."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ logger = logging.getLogger(__name__)
 
 _MEMBERSHIP_TIMEOUT_S: Final = 30.0
 _NOTICED_BUSY_S: Final = 2.0
-"""It is many times what a callback of the event loop may take."""
+"""How long an event loop is busy with one callback before the journal notes it: many times what a callback may take."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedIngress:
-    """The state of an ingress that a later controller has to know. ports: None before it has any."""
+    """The saved state of an ingress, for a later controller. ports: None before the ingress has any"""
 
     number: int
     history: SlotHistory
@@ -43,75 +43,79 @@ class SavedIngress:
 
 @dataclass(slots=True)
 class IngressIncarnation:
-    """One incarnation of one ingress: its actor, and what the controller knows of it."""
+    """One incarnation of an ingress: its actor, and its state in the controller."""
 
     number: int
     incarnation: int
-    actor: Any  # Ray's handle: its methods come into being at run time.
+    actor: Any  # Ray's handle, whose methods Ray makes at run time
     node_id: str = ""
     node_address: str = ""
     has_begun: bool = False
-    """Whether it can be asked anything."""
+    """Whether the ingress is up and can be called."""
     is_open: bool = False
+    """Whether the ingress lets clients in."""
     is_asked: bool = False
+    """Whether a health check of the ingress is under way."""
     is_behind: bool = True
-    """Whether it may lack the newest membership."""
+    """Whether the ingress may lack the newest membership."""
     health: IngressHealth = field(default_factory=IngressHealth)
     is_busy: bool = False
-    """Whether its event loop had no time for others when it was last asked."""
+    """Whether the event loop of the ingress was busy with one callback at the last health check."""
     _heartbeat: Heartbeat = field(default_factory=Heartbeat)
     _longest_busy_s: float = 0.0
 
     # -- calls of its actor --------------------------------------------------------------------------------------
 
     async def join(self, trust: ClusterTrust, timeout_s: float) -> None:
-        """Learn which node it is on, and give it the cluster's secrets. Raises RayCallFailed."""
+        """Ask the ingress which node it is on, and give it the cluster's secrets. Raises RayCallFailed."""
         self.node_id, self.node_address = await call(self.actor.place, timeout_s=timeout_s)
         await call(self.actor.use_trust, await trust.material(), timeout_s=timeout_s)
 
     async def use_ports(self, ports: IngressPorts, timeout_s: float) -> None:
-        """Let it take these ports; afterwards it can be asked anything. Raises RayCallFailed."""
+        """Let the ingress reserve these ports; it is up afterwards. Raises RayCallFailed."""
         await call(self.actor.use_ports, ports, timeout_s=timeout_s)
         self.has_begun = True
 
     async def open(self, facts: ModelFacts, timeout_s: float) -> IngressPorts:
-        """Let clients in; returns the ports that it listens on. Raises RayCallFailed."""
+        """Let clients in. Returns the ports that the ingress listens on. Raises RayCallFailed."""
         ports: IngressPorts = await call(self.actor.start, facts, timeout_s=timeout_s)
         self.is_open = True
         return ports
 
     async def look(self, head: HeadProbe, timeout_s: float) -> bool:
-        """Ask for its health; returns whether it has answered. Raises ActorLost."""
+        """Check the health of the ingress. Returns whether it has answered. Raises ActorLost."""
         health: IngressHealth | None = await self._heartbeat.ask(self.actor.health, head, timeout_s)
         if health is not None:
             self.health = health
         return health is not None
 
     async def catch_up(self, membership: Membership, trust: ClusterTrust) -> None:
-        """Tell it what it lacks, by its newest health."""
+        """Send the secrets and the membership if the ingress lacks the newest ones, by its newest health."""
         if self.health.trust_generation < trust.generation:
             await give_trust(self.actor, trust)
         if self.is_behind or self.health.membership_version < membership.version:
             await self.send(membership)
 
     async def send(self, membership: Membership) -> None:
-        """Tell it who serves. If the call fails, the ingress stays behind, and is told again."""
+        """Send the membership. If the call fails, the ingress stays marked as behind."""
         try:
             await call(self.actor.update_membership, membership, timeout_s=_MEMBERSHIP_TIMEOUT_S)
         except RayCallFailed as failed:
-            logger.warning("an ingress was not told", extra={"ingress": self.number, "error": str(failed)})
+            logger.warning(
+                "an ingress did not take the membership", extra={"ingress": self.number, "error": str(failed)}
+            )
             return
         self.is_behind = False
 
     async def end(self, grace_s: float) -> None:
-        """Let it finish its requests within grace_s, then end its actor."""
+        """Let the ingress finish its requests within grace_s seconds, then end its actor."""
         await call_if_alive(self.actor.drain, grace_s, timeout_s=grace_s + 10)
         await end_actor(self.actor)
 
-    # -- what its newest health says -----------------------------------------------------------------------------
+    # -- the newest health ---------------------------------------------------------------------------------------
 
     def change_of_business(self) -> str | None:
-        """Note whether its event loop is busy, by its newest health; returns what has changed, in words."""
+        """Note whether the event loop is busy, by the newest health. Returns, in words, what has changed, or None."""
         busy_s = self.health.busy_s
         who = f"the event loop of ingress {self.number}, incarnation {self.incarnation}"
         if busy_s >= _NOTICED_BUSY_S:
@@ -124,13 +128,13 @@ class IngressIncarnation:
         return f"{who} has time again, after more than {longest_s:.0f} s"
 
     def fault(self, busy_timeout_s: float) -> str | None:
-        """Why it has to be given up, by its newest health; None if it is well."""
+        """Return why the ingress has to be given up, by its newest health; None if it is well."""
         if (busy_s := self.health.busy_s) < busy_timeout_s:
             return None
         return f"its event loop has been busy for {busy_s:.0f} s (ingress.busy_timeout_s is {busy_timeout_s:g})"
 
     def view(self, ports: IngressPorts | None, host: str, last_error: str) -> IngressView:
-        """Return what `raypd status` shows of it. host: the host that is configured"""
+        """Return the status of the ingress for `raypd status`. host: the setting ingress.host"""
         state = "busy" if self.is_busy else "ready"
         return IngressView(
             number=self.number,
@@ -145,11 +149,11 @@ class IngressIncarnation:
         )
 
     def address(self, ports: IngressPorts | None, host: str) -> str:
-        """host:port of its gRPC API."""
+        """Return host:port of the gRPC API."""
         return f"{self._host(host)}:{0 if ports is None else ports.grpc}"
 
     def http_address(self, ports: IngressPorts | None, host: str) -> str:
-        """host:port of its HTTP API; empty if it has none."""
+        """Return host:port of the HTTP API; empty if the ingress has none."""
         return "" if ports is None or ports.http is None else f"{self._host(host)}:{ports.http}"
 
     def _host(self, host: str) -> str:

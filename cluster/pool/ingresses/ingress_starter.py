@@ -1,4 +1,4 @@
-"""Starts the ingresses that are wanted and missing, and opens them."""
+"""The start of ingresses: wanted ones that are missing are started, and let clients in once the cluster serves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NODES_TIMEOUT_S: Final = 2.0
 
 
 class IngressStarter:
-    """Brings up one incarnation after the other, each in a task of its own. An ingress that fails is given up."""
+    """The starts of ingresses, each in a task of its own. An ingress whose start fails is given up and tried later."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class IngressStarter:
         save: Callable[[], Awaitable[None]],
         trust: ClusterTrust,
     ) -> None:
-        """save: keeps for a later controller what it has to know; trust: the cluster's secret."""
+        """head: the probe of Ray's head; save: saves the controller's state; trust: the cluster's secrets"""
         self._config = config
         self._table = table
         self._journal = journal
@@ -52,9 +52,9 @@ class IngressStarter:
         self.wanted = WantedIngresses(config.ingress)
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._refusals: dict[int, str] = {}
-        """Why the settings cannot be used on an ingress's node, by number, if its newest start found that."""
+        """Why an ingress's node refused the settings at the newest start, by the ingress's number."""
         self._avoided: frozenset[str] = frozenset()
-        """Ids of the nodes that get no ingress."""
+        """Ids of the nodes on which no ingress may start."""
 
     @property
     def is_starting(self) -> bool:
@@ -63,7 +63,7 @@ class IngressStarter:
 
     @property
     def refusal(self) -> str:
-        """Why no ingress can start with these settings, ever; empty while one is up or may come up."""
+        """Why no ingress can ever start with these settings; empty while an ingress is up or may come up."""
         if self._table.begun() or self._starts or set(self.wanted.numbers) - set(self._refusals):
             return ""
         return "\n".join(reason for _, reason in sorted(self._refusals.items()))
@@ -73,9 +73,9 @@ class IngressStarter:
         self._avoided = frozenset(node_ids)
 
     async def start_missing(self, now_s: float) -> None:
-        """Begin to start the ingresses that are missing and may be tried; settled() waits for them.
+        """Begin to start the missing ingresses whose backoff is over; settled() waits for them.
 
-        Clients are let in by open().
+        now_s: Unix time. Before the first open(), started ingresses do not let clients in yet.
         """
         await self._follow_nodes()
         for number in self.wanted.numbers:
@@ -85,7 +85,7 @@ class IngressStarter:
                 self._starts[number] = asyncio.create_task(self._start(number))
 
     async def _follow_nodes(self) -> None:
-        """See on which nodes an ingress is wanted. While Ray's head does not answer, the older answer holds."""
+        """With per_node, ask Ray for the nodes; while Ray's head does not answer, the last answer holds."""
         if not (self._config.ingress.per_node and self._head.is_answering):
             return
         try:
@@ -101,13 +101,13 @@ class IngressStarter:
             await asyncio.wait(list(self._starts.values()))
 
     async def open(self, facts: ModelFacts) -> None:
-        """Let clients in at every ingress; those that come later are opened as they come."""
+        """Let clients in at every ingress; ingresses that start later let clients in at once."""
         self._table.facts = facts
         await self.settled()
         await asyncio.gather(*(self._open_or_give_up(ingress, facts) for ingress in self._table.begun()))
 
     def cancel(self) -> None:
-        """Stop starting."""
+        """Cancel the starts that are under way."""
         for task in self._starts.values():
             task.cancel()
 
@@ -115,7 +115,7 @@ class IngressStarter:
         table, history = self._table, self._table.histories[number]
         history.last_incarnation += 1
         try:
-            # First of all: a later controller must neither miss it nor give its name to another one.
+            # Save before the start: a later controller must know this incarnation, and not use its number again.
             await self._save()
             with ray_failures():
                 actor = self._make_actor(number, history.last_incarnation)
@@ -124,7 +124,7 @@ class IngressStarter:
             if ingress.has_begun and table.facts is not None:
                 await self._open_or_give_up(ingress, table.facts)
         except Exception as error:
-            # Whatever it is: one that did not come up is tried again later, and people see why.
+            # After any error the number is tried again later, and `raypd status` shows the error.
             logger.exception("an ingress could not be started", extra={"ingress": number})
             if number in table.by_number:
                 await table.give_up(table.by_number[number], one_line(error))

@@ -1,4 +1,4 @@
-"""The ingresses that there are, the ports that each number keeps, and what became of earlier incarnations."""
+"""The table of ingresses: those that run, the ports of each number, and the histories of earlier incarnations."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class IngressTable:
-    """Every ingress by its number, and what all of them are told: the membership, and the model's facts.
+    """Every ingress by its number, and what all ingresses are told: the membership and the model's facts.
 
-    Invariants: each number has one incarnation at most. A number keeps its ports while its incarnations follow each
-    other, so that clients find the next one where the last one was.
+    Invariants: each number has one incarnation at most. A number keeps its ports from one incarnation to the next, so
+    that clients reach the next incarnation at the same address.
     """
 
     def __init__(self, config: IngressConfig, journal: Journal, policy: RestartConfig) -> None:
@@ -40,10 +40,10 @@ class IngressTable:
         self.histories: defaultdict[int, SlotHistory] = defaultdict(SlotHistory)
         self.membership = Membership(0, ())
         self.facts: ModelFacts | None = None
-        """The model's facts that the ingresses are opened with; None before that."""
+        """The model's facts that ingresses get when they let clients in; None before the first one does."""
 
     def begun(self) -> list[IngressIncarnation]:
-        """Return the ingresses that can be asked anything."""
+        """Return the ingresses that are up and can be called."""
         return [ingress for ingress in self.by_number.values() if ingress.has_begun]
 
     def addresses(self) -> list[str]:
@@ -63,7 +63,7 @@ class IngressTable:
         return [ingress for _, ingress in sorted(self.by_number.items()) if ingress.is_open]
 
     def views(self, wanted: Iterable[int]) -> tuple[IngressView, ...]:
-        """Return what people see of the ingresses. wanted: the numbers that there should be."""
+        """Return the status of each ingress, and of each wanted number without one. wanted: the wanted numbers"""
         views = []
         for number in sorted({*wanted, *self.by_number}):
             ingress, history = self.by_number.get(number), self.histories[number]
@@ -76,7 +76,10 @@ class IngressTable:
     # -- ports ---------------------------------------------------------------------------------------------------
 
     def ports_for(self, ingress: IngressIncarnation) -> IngressPorts:
-        """Return the ports that its number has; if it has none, the configured ones or the next free ones there."""
+        """Return the ports for an ingress: those of its number, or else the configured ones or the next ones.
+
+        The next ones are taken if another ingress on the same node has the configured ones.
+        """
         if (kept := self._ports.get(ingress.number)) is not None:
             return kept
         first = IngressPorts.of(self._config)
@@ -88,18 +91,18 @@ class IngressTable:
         return ports
 
     def keep_ports(self, ingress: IngressIncarnation, ports: IngressPorts) -> None:
-        """Note the ports that it listens on."""
+        """Note the ports that an ingress listens on, which its number keeps."""
         self._ports[ingress.number] = ports
 
     # -- how incarnations end ------------------------------------------------------------------------------------
 
     def forget(self, ingress: IngressIncarnation) -> None:
-        """Let its number begin anew on another node, where its ports may be another's."""
+        """Drop an ingress and the ports of its number, which may be taken on the node of the next incarnation."""
         del self.by_number[ingress.number]
         self._ports.pop(ingress.number, None)
 
     async def give_up(self, ingress: IngressIncarnation, error: str) -> None:
-        """Note that it died of this error, and end its actor. Its number is tried again."""
+        """Note that an ingress died of this error, and end its actor. A later round starts its number again."""
         if self.by_number.get(ingress.number) is not ingress:
             return
         del self.by_number[ingress.number]
@@ -107,7 +110,7 @@ class IngressTable:
         await end_actor(ingress.actor)
 
     def add_death(self, number: int, error: str) -> None:
-        """Note that the newest incarnation of this number died, or did not come up."""
+        """Note that the newest incarnation of a number died, or did not start."""
         history = self.histories[number]
         history.add_death(time.time(), error, self._policy)
         self._journal.add(f"give up ingress {number}, incarnation {history.last_incarnation}: {error}")
@@ -116,7 +119,7 @@ class IngressTable:
     # -- from one controller to the next -------------------------------------------------------------------------
 
     def saved(self, home_of: Callable[[int], str]) -> tuple[SavedIngress, ...]:
-        """Return what a later controller has to know. home_of: the id of the node where a number has to be"""
+        """Return what a later controller has to know. home_of: returns the id of the node where a number has to run"""
         saved = []
         for number, history in self.histories.items():
             one = self.by_number.get(number)
@@ -126,7 +129,7 @@ class IngressTable:
         return tuple(saved)
 
     async def restore(self, saved: Sequence[SavedIngress]) -> None:
-        """Go on with the ingresses of an earlier controller that are still there."""
+        """Take over the ingresses of an earlier controller that still run; those that were starting are ended."""
         for one in saved:
             self.histories[one.number] = one.history
             if one.ports is not None:
@@ -135,7 +138,7 @@ class IngressTable:
             if actor is None:
                 continue
             if not one.is_open:
-                # Nobody knows how far it has come.
+                # How far its start has come is not known, so it is ended and started anew.
                 await end_actor(actor)
                 continue
             place = one.node_id, one.node_address

@@ -1,4 +1,4 @@
-"""Decides which ingresses are wanted, and on which node each has to be. Pure: the nodes are an argument."""
+"""The decision which ingresses are wanted, and on which node each has to run. Pure: the nodes are an argument."""
 
 from __future__ import annotations
 
@@ -9,27 +9,31 @@ from cluster.settings.ingress import IngressConfig
 
 
 class WantedIngresses:
-    """So many anywhere, or with per_node one on each node.
+    """The numbers of the wanted ingresses: ingress.count numbers, or with ingress.per_node one number for each node.
 
-    A number then belongs to a node for as long as it is there; it, and with it the port, goes to another node later.
+    With per_node, a number belongs to its node as long as the node exists; later another node may get the number, and
+    with it the port.
     """
 
     def __init__(self, config: IngressConfig) -> None:
         self._config = config
         self._homes: dict[int, str] = {}
-        """Ids of nodes, by number."""
+        """The id of the node to which each number belongs; empty without per_node."""
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of those that are wanted."""
+        """The numbers of the wanted ingresses."""
         return sorted(self._homes) if self._config.per_node else list(range(self._config.count))
 
     def home_of(self, number: int) -> str:
-        """The id of the node where it has to be. Empty: anywhere."""
+        """Return the id of the node where an ingress has to run; empty if any node will do."""
         return self._homes.get(number, "")
 
     def selector_of(self, number: int, avoided: Collection[str]) -> dict[str, str]:
-        """The labels of the nodes where it may be, as Ray takes them. avoided: ids of nodes where it must not be"""
+        """Return Ray's label selector for the nodes where an ingress may run.
+
+        avoided: ids of nodes where the ingress must not run
+        """
         selector = dict(self._config.labels)
         if home := self.home_of(number):
             selector["ray.io/node-id"] = home
@@ -38,10 +42,11 @@ class WantedIngresses:
         return selector
 
     def follow(self, nodes: Iterable[Node], avoided: Collection[str], living: Collection[int]) -> None:
-        """Want one on each of these nodes.
+        """With per_node, want one ingress on each of these nodes; otherwise do nothing.
 
-        avoided: ids of nodes where none is to be; living: numbers of the ingresses that there are
-        A node that is not known any more keeps its ingress while that lives: then the nodes' list is wrong.
+        avoided: ids of nodes that get no ingress
+        living:  numbers of the ingresses that run or start
+        A number whose node is not among the nodes stays wanted while its ingress runs: the list must be incomplete.
         """
         if not self._config.per_node:
             return
@@ -52,7 +57,7 @@ class WantedIngresses:
         self._homes |= dict(zip(list(free), homeless, strict=False))
 
     def restore(self, number: int, home: str) -> None:
-        """Let a number belong to the node that an earlier controller gave it."""
+        """Assign a number to the node to which it belonged in an earlier controller."""
         if home and self._config.per_node:
             self._homes[number] = home
 

@@ -53,7 +53,7 @@ def test_files_that_can_be_used_and_settings_without_files_have_no_mistakes(tmp_
 def test_a_missing_file_is_named_with_how_to_make_one(tmp_path: Path, setting: str) -> None:
     path = tmp_path / "nothing"
     [mistake] = InternalFiles.of(_config(**{setting: str(path)})).find_mistakes()
-    assert mistake.startswith(f"{setting}: {path}: cannot be read: No such file or directory; make one by `openssl")
+    assert mistake.startswith(f"{setting}: {path}: cannot be read: No such file or directory; create it with `openssl")
 
 
 @pytest.mark.parametrize("setting", _SETTINGS)

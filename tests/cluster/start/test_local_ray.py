@@ -87,7 +87,7 @@ def test_no_head_is_said_after_a_while(listens: bool, ray_was_asked: list[str]) 
 def test_something_else_is_not_taken_for_a_head(ray_was_asked: list[str]) -> None:
     with (
         _listening("/raypd.v1.GenerateService/Generate") as address,
-        pytest.raises(CannotStart, match=f"what listens at {address} is not the head of a Ray cluster"),
+        pytest.raises(CannotStart, match=f"the server at {address} is not the head of a Ray cluster"),
     ):
         _connect(address)
     assert not ray_was_asked

@@ -56,5 +56,7 @@ def test_a_controller_that_never_has_a_place_is_an_error_in_words(monkeypatch: p
     settings = {"start_timeout_s": 1e-9, "controller": {"labels": {"zone": "x"}}}
     cluster = RunningCluster(ClusterConfig.model_validate(settings), needs_driver=False, controller=_Controller())
 
-    with pytest.raises(CannotStart, match=r"no word from the controller for .* it needs \{\} on a node .*'zone': 'x'"):
+    with pytest.raises(
+        CannotStart, match=r"the controller has not answered for .* it needs \{\} on a node .*'zone': 'x'"
+    ):
         cluster.start(Console(file=io.StringIO()), threading.Event())

@@ -212,7 +212,7 @@ def test_plain_text_beyond_loopback_has_to_be_asked_for(settings: dict[str, Any]
 def test_ports_of_several_ingresses_must_not_meet() -> None:
     IngressConfig(port=50051, admin_port=50053, count=2)
     IngressConfig(port=0, admin_port=0, count=2)
-    with pytest.raises(ValueError, match="keep the two at least 2 apart"):
+    with pytest.raises(ValueError, match="keep the ports at least 2 apart"):
         IngressConfig(port=50051, admin_port=50052, count=2)
 
 

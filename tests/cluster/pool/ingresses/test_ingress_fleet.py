@@ -245,7 +245,7 @@ async def test_a_look_that_fails_by_a_bug_ends_one_incarnation_and_not_the_round
         await world.look()
     await world.look()
     assert world.states() == [(2, "ready"), (1, "ready")]
-    assert "it could not be looked after" in world.ingresses.saved()[0].history.last_error
+    assert "it could not be watched" in world.ingresses.saved()[0].history.last_error
 
 
 async def _give_nonsense() -> str:
