@@ -32,7 +32,8 @@ def credentials(
 ) -> None:
     """Serve large language models on Ray, with prefill and decode on separate nodes.
 
-    The options below apply to commands that call a running cluster, and stand before the command: raypd --tls status.
+    The options below apply to commands that call a running cluster, and stand
+    before the command: raypd --tls status.
     """
     from cluster.commands.new_token import use_credentials
 
@@ -72,7 +73,8 @@ def token(
 ) -> None:
     """Create a bearer token, and print it with its entry for the token file.
 
-    The setting ingress.tokens names the token file, which holds only a hash of the token: keep the printed token.
+    The setting ingress.tokens names the token file, which holds only a hash of
+    the token: keep the printed token.
 
     Example: raypd token alice --requests-per-s 10
     """

@@ -41,7 +41,8 @@ def generate(
 ) -> None:
     """Send a prompt to a running cluster and stream the output.
 
-    With several addresses, the stream continues at another ingress if one fails.
+    With several addresses, the stream continues at another ingress if one
+    fails.
 
     Example: raypd generate "The capital of France is" --max-tokens 20
     """
@@ -121,7 +122,8 @@ def chat(
 ) -> None:
     """Chat with the model of a running cluster.
 
-    Within the chat, /help lists its commands, Ctrl-C stops an answer, and Ctrl-D ends the chat.
+    Within the chat, /help lists its commands, Ctrl-C stops an answer, and
+    Ctrl-D ends the chat.
     """
     from cluster.client import BlockingClient
     from cluster.commands.terminal_chat.command import chat as talk

@@ -29,7 +29,8 @@ def config(
 ) -> None:
     """Print all settings, or check a settings file.
 
-    Give exactly one of the options. The exit status is 2 if the settings file has a mistake.
+    Give exactly one of the options. The exit status is 2 if the settings file
+    has a mistake.
 
     Example: raypd config --default > raypd.yaml
     """
@@ -66,8 +67,9 @@ def doctor(
 ) -> None:
     """Check whether the model and the nodes are ready to serve, and print what to change.
 
-    It checks the checkpoint, memory, GPUs, ports and files of this node, or of every node of the Ray cluster at
-    --ray-address. The exit status is 1 if a check fails. Options override the settings file.
+    It checks the checkpoint, memory, GPUs, ports and files of this node, or of
+    every node of the Ray cluster at --ray-address. The exit status is 1 if a
+    check fails. Options override the settings file.
 
     Example: raypd doctor --model /models/Llama-3.1-8B --gpu h100
     """
@@ -135,11 +137,15 @@ def manifests(
 ) -> None:
     """Print the Kubernetes manifests of a cluster, for KubeRay.
 
-    Options override the settings file, and the defaults below hold where the file has no such setting.
+    Options override the settings file, and the defaults below hold where the
+    file has no such setting.
 
-    The manifests contain no tokens, private keys or secrets: the pods mount Secrets, whose names are in the settings
-    kubernetes.tls, tokens, internal_tls, cluster_secret and block_hash_key. The command prints to standard error how
-    to create these Secrets. With kubernetes.internal_tls.cert_manager, cert-manager creates the internal certificates.
+    The manifests contain no tokens, private keys or secrets: the pods mount
+    Secrets, whose names are in the settings kubernetes.tls, tokens,
+    internal_tls, cluster_secret and block_hash_key. The command prints to
+    standard error how to create these Secrets. With
+    kubernetes.internal_tls.cert_manager, cert-manager creates the internal
+    certificates.
 
     Example: raypd manifests --gpu h100 --model /models/Llama-3.1-8B --models-claim models | kubectl apply -f -
     """

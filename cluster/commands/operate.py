@@ -47,7 +47,8 @@ def scale(
 ) -> None:
     """Change the number of engines of a running cluster.
 
-    A role without an option keeps its number of engines. Engines that leave finish their requests first.
+    A role without an option keeps its number of engines. Engines that leave
+    finish their requests first.
 
     Example: raypd scale --prefill 2 --decode 4
     """
@@ -75,8 +76,10 @@ def drain(
 ) -> None:
     """Drain an engine, or all engines and ingresses of a node.
 
-    A drained engine gets no new requests, finishes the ones that it has, and is then replaced by a new process, unless
-    --for-good is given. On a drained node nothing is started any more; its engines are started again on other nodes.
+    A drained engine gets no new requests, finishes the ones that it has, and is
+    then replaced by a new process, unless --for-good is given. On a drained
+    node nothing is started any more; its engines are started again on other
+    nodes.
 
     Example: raypd drain --node 10.0.0.7 --wait
     """
@@ -109,7 +112,8 @@ def update(
 ) -> None:
     """Update a running cluster to another checkpoint, without interrupting requests.
 
-    Engines are replaced one after the other, and requests finish on the checkpoint on which they began.
+    Engines are replaced one after the other, and requests finish on the
+    checkpoint on which they began.
 
     Example: raypd update --model /models/Llama-3.1-8B-v2 --wait
     """
@@ -145,7 +149,8 @@ def unload_adapter(
 ) -> None:
     """Unload a LoRA adapter.
 
-    Requests that use the adapter finish with it; new requests that name it are refused.
+    Requests that use the adapter finish with it; new requests that name it are
+    refused.
     """
     from cluster.commands.administration import unload_adapter as ask
 
@@ -217,7 +222,8 @@ def profile(
 def rotate_secret(address: Address = "127.0.0.1:50051", timeout_s: Timeout = 30.0) -> None:
     """Replace the secret by which engines and ingresses authenticate each other.
 
-    No request is interrupted. Every process accepts the old secret as well until all processes have the new one.
+    No request is interrupted. Every process accepts the old secret as well
+    until all processes have the new one.
     """
     from cluster.commands.administration import rotate_secret as ask
 

@@ -56,8 +56,9 @@ def serve(
 ) -> None:
     """Start a cluster and serve until Ctrl-C or SIGTERM.
 
-    Without options, one prefill and one decode engine serve the demo model on this machine's CPU. Options override the
-    settings file, and the defaults below hold where the file has no such setting.
+    Without options, one prefill and one decode engine serve the demo model on
+    this machine's CPU. Options override the settings file, and the defaults
+    below hold where the file has no such setting.
 
     Example: raypd serve --model /models/Llama-3.1-8B --prefill 1 --decode 2
     """
@@ -94,7 +95,8 @@ def stop(
 ) -> None:
     """Drain and stop the raypd cluster that runs in a Ray cluster.
 
-    Requests may finish within drain_timeout_s (30 seconds by default) of the settings. The Ray cluster keeps running.
+    Requests may finish within drain_timeout_s (30 seconds by default) of the
+    settings. The Ray cluster keeps running.
 
     Example: raypd stop --ray-address 10.0.0.1:6379
     """
@@ -110,7 +112,8 @@ def demo(
 ) -> None:
     """Start a cluster, send prompts, show the times of each request, and stop.
 
-    Without --config, one prefill and one decode engine serve the demo model on this machine's CPU.
+    Without --config, one prefill and one decode engine serve the demo model on
+    this machine's CPU.
     """
     cluster_config = load(config, {"ingress": {"port": 0}})
 

@@ -1,0 +1,1 @@
+"""The Kubernetes objects of a cluster, rendered from its settings (`raypd manifests`)."""

@@ -43,7 +43,7 @@ class IngressConfig(BaseModel):
     )
     tls: TlsConfig | None = Field(None, description="Certificate files, with which clients' connections are encrypted.")
     insecure: bool = Field(
-        False, description="Allow listening beyond loopback without TLS: whoever can reach the port can call."
+        False, description="Allow listening beyond loopback without TLS: others on the network may read along."
     )
     tokens: Path | None = Field(
         None,

@@ -1,9 +1,9 @@
 #!/bin/sh
-# The image's installation, in the repository's root or a copy of what it needs; a test runs it in an empty environment.
-#   install.sh dependencies cpu|cuda    everything but raypd, in the versions that raypd is tested with
-#   install.sh raypd                    raypd itself
-# Needs uv. PYTHON: of the environment; TORCH_CPU_INDEX: where torch's builds without CUDA are, if the default index
-# lacks them.
+# Installs raypd into an image. It runs in the repository's root, or in a copy of the files that it needs.
+#   install.sh dependencies cpu|cuda    install all dependencies, in the versions with which raypd is tested
+#   install.sh raypd                    install raypd itself
+# It needs uv. Variables: PYTHON is the environment's interpreter; TORCH_CPU_INDEX is the package index with torch's
+# builds without CUDA, if the default index lacks them. A test runs this script in an empty environment.
 set -eu
 python=${PYTHON:-python}
 
@@ -11,14 +11,14 @@ dependencies() {
     case "$1" in
     cpu)
         install ${TORCH_CPU_INDEX:+--index "$TORCH_CPU_INDEX"} torch
-        # xgrammar asks for triton: a gigabyte, which nothing without a GPU imports.
+        # xgrammar depends on triton, which takes a gigabyte and is not imported without a GPU.
         echo triton >left_out.txt
         install --requirement pyproject.toml --excludes left_out.txt
         rm left_out.txt
         ;;
     cuda)
         install torch
-        # cupy has to be of the CUDA that torch brings, or two of NVIDIA's NCCL packages meet.
+        # cupy has to be for the same CUDA as torch; otherwise two of NVIDIA's NCCL packages would be installed.
         cuda=$("$python" -c 'import torch; print((torch.version.cuda or "none").partition(".")[0])')
         install "cupy-cuda${cuda}x>=14.0"
         install --requirement pyproject.toml

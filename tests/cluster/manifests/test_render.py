@@ -423,21 +423,21 @@ def test_the_settings_of_the_page_are_the_projects() -> None:
 @pytest.mark.parametrize(
     ("mistaken", "expected"),
     [
-        ({"ingress": {"port": 0}}, "ingress.port = 0: Services need to know the port"),
-        ({"ingress": {"http": {"port": 0}}}, "ingress.http.port = 0: Services need to know the port"),
-        ({"ingress": {"admin_port": 0}}, "ingress.admin_port = 0: Services need to know the port"),
+        ({"ingress": {"port": 0}}, "ingress.port = 0: a Service needs a fixed port"),
+        ({"ingress": {"http": {"port": 0}}}, "ingress.http.port = 0: a Service needs a fixed port"),
+        ({"ingress": {"admin_port": 0}}, "ingress.admin_port = 0: a Service needs a fixed port"),
         (
             {"model": {"model": "/data/m"}, "kubernetes": {"models": {"claim": "weights"}}},
             "model.model = /data/m: it is not below kubernetes.models.mount_path, /models",
         ),
-        ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests bring a Ray cluster of their own"),
+        ({"ray": {"address": "10.0.0.1:6379"}}, "ray.address: the manifests include a Ray cluster"),
         (
             {"cluster_secret_file": "/secret"},
             "cluster_secret_file: in pods the files come from Secrets: set",
         ),
         ({"block_hash_key_file": "/key"}, "come from Secrets: set kubernetes.block_hash_key instead"),
         ({"internal_tls": {"ca": "/ca", "certificate": "/c", "key": "/k"}}, "set kubernetes.internal_tls instead"),
-        ({"internal_tls": False, "kubernetes": {"internal_tls": {}}}, "internal_tls is false, and kubernetes.internal"),
+        ({"internal_tls": False, "kubernetes": {"internal_tls": {}}}, "internal_tls is false, but kubernetes.internal"),
         ({"ingress": {"tokens": "/tokens"}}, "here the files come from Secrets; set kubernetes.tls, kubernetes.tokens"),
         ({"prefill": {"num_gpus": 0.5}}, "prefill.num_gpus = 0.5: a pod holds one engine, and whole GPUs"),
         ({"decode": {"num_cpus": 0.5}}, "decode.num_cpus = 0.5: a pod holds one engine, and whole CPUs"),

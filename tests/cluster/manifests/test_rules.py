@@ -144,7 +144,7 @@ _REFUSED = {
     "suspended group": (_change(_group, suspend=True), "feature gate RayJobDeletionPolicy"),
     "application liveness probe": (
         _change(lambda c: _group(c)["template"]["spec"]["containers"][0], livenessProbe={"grpc": {"port": 50051}}),
-        "a gRPC liveness probe ends pods",
+        "a gRPC liveness probe kills pods",
     ),
     "grace shorter than the drain": (
         _change(lambda c: _group(c)["template"]["spec"], terminationGracePeriodSeconds=60),
@@ -172,7 +172,7 @@ def test_a_ray_job_with_a_probe_that_it_would_have_to_satisfy_itself_is_found() 
 
     [mistake] = find_mistakes([job])
 
-    assert "ingress: a RayJob is submitted once every pod is ready" in mistake
+    assert "ingress: KubeRay submits a RayJob once every pod is ready" in mistake
 
 
 def test_a_ray_job_needs_a_cluster_and_a_shorter_name() -> None:

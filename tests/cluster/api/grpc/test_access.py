@@ -205,7 +205,7 @@ def test_plain_text_beyond_loopback_has_to_be_asked_for(settings: dict[str, Any]
     if is_allowed:
         IngressConfig.model_validate(settings)
     else:
-        with pytest.raises(ValueError, match="beyond loopback, and there is no tls"):
+        with pytest.raises(ValueError, match="beyond loopback, and tls is not set"):
             IngressConfig.model_validate(settings)
 
 
