@@ -112,7 +112,9 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment:
     await deployment.check_that_it_serves()
     assert deployment.alive_actors() == _actors(deployment)
     with deployment.serve() as second:
-        _read_until(second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: end it with `raypd")
+        _read_until(
+            second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: stop it with `raypd"
+        )
         assert second.wait(60) == 1
 
     assert await _num_tokens_across(deployment, "ray", "job", "stop", job) == _NUM_LONG_TOKENS
