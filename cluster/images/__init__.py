@@ -1,1 +1,1 @@
-"""Turns images from bytes that clients send into the arrays that an engine's encoder takes."""
+"""Converts images from the bytes that clients send to the arrays that an engine's encoder takes."""

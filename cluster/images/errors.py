@@ -1,8 +1,8 @@
-"""The errors that an image can end in.
+"""The errors of work on images.
 
 ImageError
-|-- ImageRefused        the image itself is at fault: it is no image, or too much of one
-`-- ImagesUnavailable   this ingress cannot work on any now
+|-- ImageRefused        the image itself is at fault: it is broken or too large
+`-- ImagesUnavailable   this ingress cannot work on images now
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class ImageError(Exception):
 
 
 class ImageRefused(ImageError):
-    """The image cannot be taken: the client has to send another one. The message says what is allowed."""
+    """The image is refused: the client has to send another one. The message says what is allowed."""
 
 
 class ImagesUnavailable(ImageError):

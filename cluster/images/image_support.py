@@ -1,4 +1,4 @@
-"""Whether a model takes images, as its checkpoint says."""
+"""Finds out from its checkpoint whether a model takes images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.settings.images import ImageConfig
 
 
 def open_prompt_images(directory: Path, config: ImageConfig) -> PromptImages | None:
-    """Make ready for a model's images; None if it takes none. Nothing is started before the first image.
+    """Return the images' side of a model's prompts; None if the model takes none. No process starts before an image.
 
     Raises TokenizerUnusable if the checkpoint's config cannot be read.
     """

@@ -1,8 +1,8 @@
 """The process that works on images: `python -m cluster.images.processor_child FD MEMORY_BYTES`.
 
-A decoder of images is given what strangers send. A few kilobytes can unfold into gigabytes, and decoders have had
-holes; so it lives in a process of its own (bounded_child.py). The greeting is a ChildGreeting in JSON; a task is an
-image's bytes, answered by PROCESSED and a ProcessedImage in msgpack, or by REFUSED and why not.
+Strangers send the images. A few kilobytes can expand to gigabytes, and decoders have had vulnerabilities; so images are
+decoded in a process of their own (bounded_child.py). The greeting is a ChildGreeting in JSON. A task is an image's
+bytes; the answer is PROCESSED and a ProcessedImage in msgpack, or REFUSED and the reason.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _DECODER_ERRORS: Final = (
     struct.error,
     zlib.error,
 )
-"""The errors of Pillow's decoders for broken files, and of transformers for shapes that it does not take."""
+"""The errors that Pillow's decoders raise for broken files, and transformers for shapes that it does not take."""
 
 
 def main() -> None:
-    """Work on images until the other end hangs up."""
+    """Work on images until the ingress closes the connection."""
     descriptor, memory_bytes = (int(argument) for argument in sys.argv[1:])
 
     def start(message: bytes) -> Callable[[bytes], bytes]:
         greeting = msgspec.json.decode(message, type=ChildGreeting)
         processing = ImageProcessing(Path(greeting.directory))
-        # What Pillow calls a bomb is bounded here, before anything is decoded.
+        # open_image() bounds the pixels before anything is decoded, instead of Pillow.
         Image.MAX_IMAGE_PIXELS = None
-        # The first image pays for what is loaded late, and for memory that threads reserve.
+        # The first image loads modules and makes threads reserve memory; so a first one is processed here.
         processing.process(Image.new("RGB", (64, 64)))
         return lambda data: answer(processing, data, greeting)
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def answer(processing: ImageProcessing, data: bytes, greeting: ChildGreeting) -> bytes:
-    """Work on one image, and say what came of it."""
+    """Work on one image; returns the answer to the ingress."""
     try:
         image = open_image(data, greeting)
         return PROCESSED + msgspec.msgpack.encode(processing.process(image))
@@ -69,7 +69,7 @@ def answer(processing: ImageProcessing, data: bytes, greeting: ChildGreeting) ->
 
 
 def open_image(data: bytes, limits: ChildGreeting) -> Image.Image:
-    """Decode an image the way transformers' load_image does: upright, in RGB. Raises ImageRefused."""
+    """Decode an image as transformers' load_image does: upright, in RGB. Raises ImageRefused."""
     try:
         image = Image.open(io.BytesIO(data), formats=limits.formats)
     except UnidentifiedImageError as error:

@@ -1,4 +1,4 @@
-"""The ingress' end of the processes that work on images."""
+"""The ingress's side of the processes that work on images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHILD: Final = (sys.executable, "-m", "cluster.images.processor_child")
 
 
 class ChildGreeting(msgspec.Struct, frozen=True):
-    """The first message to the process. directory: the checkpoint's; for the other fields see ImageConfig."""
+    """The first message to a process. directory: the checkpoint's; for the other fields see ImageConfig"""
 
     directory: str
     max_pixels: int
@@ -34,10 +34,10 @@ class ChildGreeting(msgspec.Struct, frozen=True):
 
 
 class ImageProcessors:
-    """Works on images off the event loop, in processes that are ended when they take too much."""
+    """Works on images in processes, which are ended when they take too much time or memory."""
 
     def __init__(self, directory: Path, config: ImageConfig, command: Sequence[str] = _CHILD) -> None:
-        """directory: the checkpoint's; command: what to run, with the arguments of processor_child.py"""
+        """Prepare the processes. directory: the checkpoint's; command: the program, called as processor_child.py is"""
         self._config = config
         self._greeting = msgspec.json.encode(ChildGreeting(str(directory), config.max_pixels, config.formats))
         limits = ProcessLimits(config.timeout_s, config.memory_mib, config.max_input_mib + 1)
@@ -45,25 +45,25 @@ class ImageProcessors:
         self._idle: queue.SimpleQueue[BoundedProcess] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
-        # As many threads as processes, so an idle process is there for each.
+        # There are as many threads as processes, so that each thread finds an idle process.
         self._threads = ThreadPoolExecutor(config.num_processors, thread_name_prefix="images")
 
     async def process(self, data: bytes) -> ProcessedImage:
-        """Work on one image, in its turn. Raises ImageRefused or ImagesUnavailable."""
+        """Work on one image, when a process is idle. Raises ImageRefused or ImagesUnavailable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._process, data)
         except RuntimeError as error:
-            # The threads take nothing any more.
+            # The pool of threads was closed.
             raise ImagesUnavailable(str(error)) from error
 
     def close(self) -> None:
-        """End the processes; whoever waits for one is told at once."""
+        """End the processes; calls of process() under way fail at once."""
         for process in self._processes:
             process.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _process(self, data: bytes) -> ProcessedImage:
-        """On a thread."""
+        """Work on one image; called on a thread."""
         process = self._idle.get_nowait()
         try:
             answer = process.ask(data, lambda: self._greeting)

@@ -1,8 +1,8 @@
-"""A request's images, from what its client sent to what its engines are given.
+"""Converts a request's images to the inputs of its engines' encoders, and puts them into the prompt.
 
-An image is worked on once for all requests that have it: results are kept by a digest of its bytes, of the processor's
-settings and of the request's cache salt, which is its name in every cache behind as well. Refusals are not kept:
-a client that sends a broken image again pays for it with its own time.
+An image is worked on once for all requests that have it. Results are cached by a digest of the image's bytes, of the
+processor's settings and of the request's cache salt; the engines' caches use the same digest as the image's name.
+Refusals are not cached: a broken image that is sent again is worked on again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RETRY_DELAY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PlacedImages:
-    """A prompt with its images in place."""
+    """A prompt, in which each image has its tokens."""
 
     token_ids: list[int]
     features: tuple[MultiModalFeature, ...] = ()
@@ -37,10 +37,10 @@ class PlacedImages:
 
 
 class PromptImages:
-    """Puts the images of requests into their prompts, for one model version. Belongs to one event loop."""
+    """Puts the images of requests into their prompts, for one model version. It belongs to one event loop."""
 
     def __init__(self, directory: Path, image_token_id: int, config: ImageConfig) -> None:
-        """directory: the checkpoint's; image_token_id: stands for one image in a prompt"""
+        """Keep the settings. directory: the checkpoint's; image_token_id: the placeholder of an image in a prompt"""
         self.config = config
         self._image_token_id = image_token_id
         self._processors = ImageProcessors(directory, config)
@@ -49,7 +49,7 @@ class PromptImages:
         self._under_way: dict[str, asyncio.Task[ProcessedImage]] = {}
 
     async def place(self, request: GenerateRequest, token_ids: list[int], cache_salt: str | None) -> PlacedImages:
-        """Put a request's images into its prompt: each placeholder becomes as many as its image has tokens.
+        """Put a request's images into its prompt: each placeholder is repeated for each of its image's tokens.
 
         Raises InvalidRequest with every violation, Overloaded if too many images wait.
         """
@@ -89,7 +89,7 @@ class PromptImages:
                 shown = f"an image of {image.num_tokens} tokens"
                 violations.add(one.field, shown, f"at most {self.config.max_image_tokens} tokens: send a smaller one")
             images.append((name, image))
-        # One that is shown twice is sent once.
+        # An image that a request has twice is sent to engines once.
         num_bytes = sum(image.size_bytes for image in dict(images).values())
         if num_bytes > self.config.max_input_mib << 20:
             shown = f"images of {num_bytes >> 20} MiB, as the encoder is given them"
@@ -104,7 +104,7 @@ class PromptImages:
         return digest.hexdigest()
 
     async def _process(self, name: str, data: bytes) -> ProcessedImage:
-        """Raises ImageRefused or ImagesUnavailable."""
+        """Return the result for an image, cached or not. Raises ImageRefused or ImagesUnavailable."""
         if (known := self._results.get(name)) is not None:
             return known
         task = self._under_way.get(name)
@@ -112,7 +112,7 @@ class PromptImages:
             task = self._under_way[name] = asyncio.create_task(self._process_and_keep(name, data))
         try:
             async with asyncio.timeout(self.config.wait_timeout_s):
-                # Others may wait for it as well, or come back for it.
+                # Other requests may wait for the same image, and the client may send it again.
                 return await asyncio.shield(task)
         except TimeoutError as error:
             raise ImagesUnavailable("too many images wait to be worked on") from error

@@ -1,4 +1,4 @@
-"""Images as clients send them, and what is refused before anything looks into them."""
+"""Reads images as clients send them, and refuses some before they are decoded."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _MAX_URI_HEADER_CHARS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class SentImage:
-    """One image of a request. field: where it was in the request, for its client."""
+    """One image of a request. field: the request's field that has it, for messages to the client"""
 
     field: str
     image: ImageInput
 
 
 def images_of(request: GenerateRequest) -> list[SentImage]:
-    """A request's images, in the order of their placeholders."""
+    """Return a request's images, in the order of their placeholders."""
     return [*_chat_images(request), *(SentImage(f"images[{i}]", image) for i, image in enumerate(request.images))]
 
 
@@ -39,7 +39,7 @@ def _chat_images(request: GenerateRequest) -> Iterator[SentImage]:
 
 
 def check_images(request: GenerateRequest, config: ImageConfig | None, violations: Violations) -> None:
-    """Check how many images there are, where they are, and their size. config: None if the model takes none."""
+    """Check the number of images, their places and their sizes. config: None for a model that takes text only"""
     if isinstance(request.prompt, ChatPrompt):
         for number, message in enumerate(request.prompt.messages):
             if message.parts and message.content:
@@ -69,7 +69,7 @@ def _count(sent: list[SentImage]) -> str:
 
 
 def read_data(image: ImageInput) -> bytes:
-    """An image's own bytes. Raises ValueError for what is no data URI with base64 in it."""
+    """Return the bytes of an image's file. Raises ValueError for a data URI without base64."""
     if not image.data_uri:
         return image.data
     header, comma, data = image.data_uri.partition(",")

@@ -36,7 +36,7 @@ class OtherWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
-    """Sampling parameters as a client gave them; None is "not given". See raypd/v1/generate.proto for each."""
+    """Sampling parameters as a client gave them; None is "not given". raypd/v1/generate.proto describes each."""
 
     temperature: Annotated[
         float | None, Between(0, sys.float_info.max, "a finite number, at least 0 (0 is greedy)")

@@ -1,8 +1,8 @@
 """The LoRA adapters that an ingress knows, by the names that requests use.
 
-Those that the controller has registered come with the membership; their weights are what they were when they were
-registered. Others are found when they are first asked for, in the directory of their name below an allowed one; if
-their files change, requests get the new weights from then on. Either way a request takes the weights' digest along.
+Adapters that the controller has registered come with the membership; their weights stay what they were at that time.
+Other adapters are found when a request first names them, in the directory of their name below an allowed one; if their
+files change, later requests get the new weights. In both cases a request carries the digest of its weights.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class _Found:
 
 
 class AdapterDirectory:
-    """Lives on one event loop; files are read off it."""
+    """The adapters of an ingress. It belongs to one event loop; files are read in threads."""
 
     def __init__(self, config: LoraConfig | None = None) -> None:
-        """config: None where no adapters are served."""
+        """Begin with no adapters. config: None where no adapters are served"""
         self._config = config
         self._registered: dict[str, Adapter] = {}
         self._found: OrderedDict[str, _Found] = OrderedDict()
         self._looking: dict[str, asyncio.Task[_Found | None]] = {}
-        """By name: all that ask for it meanwhile wait for the one look at its files."""
+        """For each name the task that reads the adapter's files; all requests that name the adapter wait for it."""
 
     def register(self, adapters: Iterable[Adapter]) -> None:
-        """These, and no others, are registered from now on."""
+        """Replace the registered adapters."""
         self._registered = {adapter.name: adapter for adapter in adapters}
 
     def known(self) -> list[Adapter]:
@@ -54,17 +54,17 @@ class AdapterDirectory:
         return sorted((found | self._registered).values(), key=lambda adapter: adapter.name)
 
     def known_to(self, caller: Caller) -> list[Adapter]:
-        """Return those of known() that the caller may use: it must not learn that others exist."""
+        """Return those of known() that the caller may use; a caller must not learn that others exist."""
         return [adapter for adapter in self.known() if caller.may_use(adapter.name)]
 
     def knows(self, name: str, caller: Caller) -> bool:
-        """Whether it is one of known_to()."""
+        """Whether an adapter is one of known_to()."""
         return caller.may_use(name) and (name in self._registered or name in self._found)
 
     async def find(self, name: str, caller: Caller, field: str = "lora_name") -> Adapter:
-        """The adapter of that name. Raises AdapterNotFound; InvalidRequest if there is one that cannot be served.
+        """Return the adapter of a name. Raises AdapterNotFound; InvalidRequest if the adapter cannot be served.
 
-        field: of the request, which names it
+        field: the request's field that names it
         """
         if not caller.may_use(name):  # Before any look at the disk, which takes time.
             raise self._not_found(name, caller, field)
@@ -89,18 +89,18 @@ class AdapterDirectory:
         return found.adapter
 
     async def _look_for(self, name: str, config: LoraConfig) -> _Found | None:
-        """Raises AdapterRefused."""
+        """Read an adapter's files on a thread; returns None if there are none. Raises AdapterRefused."""
         if (looking := self._looking.get(name)) is None:
             look = asyncio.to_thread(_look_for, name, config, self._found.get(name))
             looking = self._looking[name] = asyncio.create_task(look)
             looking.add_done_callback(lambda look: self._end_look(name, look))
-        # Who leaves does not take it from the others.
+        # A request that is cancelled must not cancel the task, for which others may wait.
         return await asyncio.shield(looking)
 
     def _end_look(self, name: str, look: asyncio.Task[_Found | None]) -> None:
         del self._looking[name]
         if not look.cancelled():
-            look.exception()  # Seen, also if all that asked have left.
+            look.exception()  # Retrieved, so that asyncio does not report it if all that waited were cancelled.
 
     def _not_found(self, name: str, caller: Caller, field: str) -> AdapterNotFound:
         known = [adapter.name for adapter in self.known_to(caller)]
@@ -108,7 +108,7 @@ class AdapterDirectory:
 
 
 def _look_for(name: str, config: LoraConfig, before: _Found | None) -> _Found | None:
-    """On a thread. None if there is no such directory; what was found before, if its files are the same."""
+    """Read an adapter's files; returns None if there is no such directory, and `before` if its files are unchanged."""
     for allowed in config.allowed_directories:
         directory = Path(allowed, name)
         if not directory.is_dir():

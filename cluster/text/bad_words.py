@@ -1,4 +1,4 @@
-"""From words that an output must not have to the token sequences that an engine keeps out of it."""
+"""Makes token sequences of the words that an output must not have; engines keep these sequences out of the output."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TokenSequences = tuple[tuple[int, ...], ...]
 
 
 def tokenize_bad_words(words: Sequence[str], tokenizer: ModelTokenizer, vocab_size: int) -> TokenSequences:
-    """Tokenize words as vLLM does: each as it is, and after a space where that is as many tokens and begins otherwise.
+    """Tokenize words as vLLM does: as they are, and after a space if that gives as many tokens with another first one.
 
-    So both what begins a text and what is in the middle of one is meant. Leading spaces of a word do not count. What
-    has a token that the model cannot give needs no rule. Raises InvalidRequest for a word that is no tokens.
+    So a word is kept out of the beginning and of the middle of a text. Leading spaces of a word are ignored. A sequence
+    with a token that the model cannot give is left out. Raises InvalidRequest for a word that has no tokens.
     """
     plain = tokenizer.encode_plain([word.lstrip() for word in words])
     spaced = tokenizer.encode_plain([f" {word.lstrip()}" for word in words])
@@ -38,7 +38,7 @@ def _sequences(plain: list[list[int]], spaced: list[list[int]]) -> Iterator[tupl
 def check_something_is_left(
     options: SamplingOptions, bad_words: TokenSequences, eos_token_ids: Sequence[int], vocab_size: int
 ) -> None:
-    """Some token must be possible at every position: one that is allowed, ends no bad word, nor the request too soon.
+    """Check that a token can be sampled at every position: an allowed one that ends no bad word and no output too soon.
 
     Raises InvalidRequest.
     """

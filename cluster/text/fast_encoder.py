@@ -1,4 +1,4 @@
-"""Text to tokens by fastokens, for tokenizers with which it gives the same tokens as the tokenizers library."""
+"""Tokenizes text by fastokens, for tokenizers with which it gives the same tokens as the tokenizers library."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _DIFFICULT: Final = (
     "x" * 700 + " " * 700 + "\n" * 70 + "12" * 350 + "é" * 70 + "!?" * 70,
 )
 _CHARACTERS_APART: Final = 211
-"""Every so many-th character of Unicode is compared."""
+"""The distance of the characters of Unicode that are compared."""
 _TOGETHER: Final = 64
 _NUM_WORDS: Final = 1000
-"""So many tokens, from all of the vocabulary, are compared."""
+"""How many tokens, from all parts of the vocabulary, are compared."""
 _LONG_CHARS: Final = 20_000
-"""fastokens 0.1, whose source was read, splits what is longer than 16 384 bytes on several threads."""
-# Each thread that encodes remembers words, in up to 100 MiB, and keeps the buffers of the longest text it has read.
-# Only the end of the thread frees them, and a thread that fastokens starts for itself never ends: let it start none.
+"""The length of long texts to compare. fastokens 0.1 splits texts longer than 16 384 bytes, to use several threads."""
+# Each thread that encodes caches words, in up to 100 MiB, and keeps the buffers of the longest text that it has read.
+# They are freed only when the thread ends, and a thread that fastokens starts never ends: so it must start none.
 os.environ["FASTOKENS_BPE_THREADS"] = "1"
-# Those of the tokenizers library; by default as many as there are cores.
+# The threads of the tokenizers library; by default it starts as many as there are cores.
 os.environ.setdefault("RAYON_NUM_THREADS", "2")
 _alike: Final[set[bytes]] = set()
-"""Digests of the tokenizers that it was compared with in this process, and agreed with."""
+"""Digests of the tokenizers with which fastokens was compared in this process, and gave the same tokens."""
 
 _T = TypeVar("_T")
 
@@ -48,10 +48,10 @@ class NoFastEncoderError(Exception):
 
 
 class FastEncoder:
-    """Encodes in about a tenth of the time that the tokenizers library needs. Safe to use from several threads at once.
+    """Encodes in about a tenth of the time that the tokenizers library needs. Several threads may use it at once.
 
-    fastokens (github.com/crusoecloud/fastokens, Apache 2.0) is a BPE of its own that reads tokenizer.json;
-    docs/decisions/0030-prompts-are-encoded-by-fastokens.md has why it is compared.
+    fastokens (github.com/crusoecloud/fastokens, Apache 2.0) is another implementation of BPE, which reads
+    tokenizer.json; docs/decisions/0030-prompts-are-encoded-by-fastokens.md says why its tokens are compared.
     """
 
     def __init__(self, encoder: fastokens.Tokenizer, reference: Tokenizer) -> None:
@@ -60,14 +60,14 @@ class FastEncoder:
 
     @classmethod
     def of(cls, reference: Tokenizer) -> Self:
-        """Make one that gives the tokens of this tokenizer, and see that it does, which takes a tenth of a second.
+        """Make an encoder for a tokenizer, and check that both give the same tokens, which takes a tenth of a second.
 
-        Raises NoFastEncoderError.
+        Raises NoFastEncoderError if they do not.
         """
         description = reference.to_str()
         try:
             made = cls(fastokens.Tokenizer.from_json_str(description), reference)
-        except Exception as exc:  # its errors are of several types, and all mean that it cannot
+        except Exception as exc:  # fastokens raises errors of several types, all of which mean that it cannot be used
             raise NoFastEncoderError(f"fastokens does not support it: {exc}") from exc
         digest = hashlib.sha256(description.encode()).digest()
         if digest not in _alike:
@@ -79,7 +79,7 @@ class FastEncoder:
         """Tokenize a text."""
         try:
             token_ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception:  # a limit of its own, of which the tokenizers library may know nothing
+        except Exception:  # fastokens may have a limit that the tokenizers library does not have
             return encode_exactly(self._reference, text, add_special_tokens=add_special_tokens)
         return token_ids
 
@@ -88,7 +88,7 @@ class FastEncoder:
             for text in _DIFFICULT if adds else _trial_texts(self._reference):
                 try:
                     expected = encode_exactly(self._reference, text, add_special_tokens=adds)
-                except Exception as exc:  # tokenizers raises nothing more special
+                except Exception as exc:  # tokenizers has no error classes of its own
                     raise NoFastEncoderError(f"the tokenizers library itself fails at {text[:200]!r}: {exc}") from exc
                 if self.encode(text, add_special_tokens=adds) != expected:
                     raise NoFastEncoderError(f"fastokens makes other tokens of {text[:200]!r}")
@@ -96,12 +96,12 @@ class FastEncoder:
 
 def encode_exactly(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
     """Tokenize a text by the tokenizers library."""
-    # A fourth quicker than encode(): where in the text a token is, nobody asks.
+    # This is a quarter faster than encode(), because it does not find the tokens' offsets in the text.
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
 
 def _trial_texts(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield texts on which encoders may differ: little of everything, then long ones, two with one beginning."""
+    """Yield texts on which encoders may differ: short ones of many kinds, then long ones, two with one beginning."""
     pieces = [*_DIFFICULT, *_added_tokens(tokenizer), *_vocabulary(tokenizer)]
     yield from pieces
     yield from _characters()
@@ -113,14 +113,14 @@ def _trial_texts(tokenizer: Tokenizer) -> Iterator[str]:
 
 
 def _added_tokens(tokenizer: Tokenizer) -> Iterator[str]:
-    """Such as <s>, which are found in a text before anything else is."""
+    """Yield texts with the added tokens, such as <s>, which tokenizers look for before all others."""
     for token in tokenizer.get_added_tokens_decoder().values():
         name = token.content
         yield f"{name}one{name}{name} two  {name}  three\n{name}\nfour{name[:-1]} {name.upper()} {name[1:]}"
 
 
 def _vocabulary(tokenizer: Tokenizer) -> Iterator[str]:
-    """Words of it, each on a line; what their beginnings and ends make of each other without spaces; their spellings.
+    """Yield texts of tokens from the vocabulary: one token a line; side by side without spaces; and their spellings.
 
     A spelling such as <0x41> is a text like any other, and not the token.
     """

@@ -1,6 +1,6 @@
-"""From what a client asks to what an engine is given: template, tokens, limits, defaults.
+"""Converts a client's request to an engine's: chat template, tokens, limits, defaults.
 
-Every mistake of a client is found here and named: no engine ever sees an invalid request.
+Every mistake of a client is found and named here: no engine ever gets an invalid request.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from cluster.text.request_rules import RequestRules, num_chat_chars
 from cluster.text.tokenizing import MAX_CHARS_ALONE, MAX_CHARS_ON_EVENT_LOOP, off_event_loop
 
 MAX_BYTES_ON_EVENT_LOOP: Final = 65_536
-"""More embeddings are read on a thread."""
+"""The most bytes of embeddings that are read on the event loop; more are read on a thread."""
 _MAX_DETOKENIZED: Final = 262_144
-"""Or the context, if that is longer."""
+"""The most tokens to detokenize in one call, or the context's tokens if these are more."""
 _MANY_TOKENS: Final = 32_768
 _MANY_MESSAGES: Final = 1000
 
 
 class InputProcessor:
-    """Turns a client's request into an engine's."""
+    """Converts the requests for one model version."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class InputProcessor:
         adapters: AdapterDirectory | None = None,
         images: PromptImages | None = None,
     ) -> None:
-        """images: None for a model that takes text only"""
+        """Keep what requests of the model need. images: None for a model that takes text only"""
         self.model = model
         self.tokenizer = tokenizer
         self.images = images
@@ -59,11 +59,11 @@ class InputProcessor:
         self.adapters = adapters or AdapterDirectory()
 
     async def process(self, request: GenerateRequest, *, is_alone: bool = False) -> EngineCoreRequest:
-        """Validate, tokenize and complete a request. Long prompts are tokenized off the event loop.
+        """Validate a request, tokenize it, and fill in its defaults. Long prompts are tokenized on a thread.
 
-        is_alone: nobody else would notice if some longer ones are not
-        Raises ModelNotFound, AdapterNotFound, EngineFailed if the adapter that made its output has
-        gone, or InvalidRequest with every violation that could be found at once.
+        is_alone: whether no other request is open, so that longer prompts may be tokenized on the event loop too
+        Raises ModelNotFound, AdapterNotFound, EngineFailed if the adapter that made the request's output has
+        other weights now, or InvalidRequest with every violation that could be found at once.
         """
         arrival_time_s = self._clock()
         adapter = await self.find_adapter(request.model, request.lora_name, request.caller)
@@ -114,18 +114,18 @@ class InputProcessor:
         return await self._tokenize(prompt, add_special_tokens)
 
     async def tokenize_start(self, text: str, max_tokens: int) -> list[int]:
-        """Tokenize a text, of which only the beginning may come along: see ModelTokenizer.encode_start()."""
+        """Tokenize the beginning of a text, at most max_tokens: see ModelTokenizer.encode_start()."""
         return await off_event_loop(len(text), lambda: self.tokenizer.encode_start(text, max_tokens=max_tokens))
 
     async def tokenize_pair(self, first: str, second: str, max_tokens: int | None) -> list[int]:
-        """Tokenize two texts as the model reads them together; without a limit they need not fit into the context."""
+        """Tokenize two texts as the model reads them together. max_tokens: None: all tokens, even beyond the context"""
         tokenizer, num_chars = self.tokenizer, len(first) + len(second)
         if max_tokens is None:
             return await off_event_loop(num_chars, lambda: tokenizer.encode_pair(first, second))
         return await off_event_loop(num_chars, lambda: tokenizer.encode_start(first, second, max_tokens=max_tokens))
 
     async def detokenize(self, token_ids: list[int], *, skip_special_tokens: bool = False) -> str:
-        """Return the text of tokens, of 262 144 or as many as the context has. Raises InvalidRequest."""
+        """Return the text of tokens. Raises InvalidRequest if some are unknown, or if there are too many."""
         self.check_num_to_detokenize(len(token_ids))
         violations, vocab_size = Violations(), self.model.vocab_size
         if token_ids:
@@ -146,19 +146,20 @@ class InputProcessor:
         violations.raise_if_any()
 
     def close(self) -> None:
-        """No request will come any more: end what works on images."""
+        """End the processes that work on images: no further request comes."""
         if self.images is not None:
             self.images.close()
 
     def check_model(self, model: str, caller: Caller) -> None:
-        """Raise ModelNotFound if a request for this one cannot be served."""
+        """Raise ModelNotFound unless a caller's requests may name this model."""
         if model not in ("", self.model.name) and not self.adapters.knows(model, caller):
             raise ModelNotFound(model, self.model.name)
 
     async def find_adapter(self, model: str, name: str, caller: Caller) -> Adapter | None:
-        """The adapter that a request names by lora_name, or as its model.
+        """Return the adapter that a request names by lora_name, or as its model; None: it names none.
 
-        Raises ModelNotFound and AdapterNotFound, also for one that the caller may not use; InvalidRequest.
+        Raises ModelNotFound or AdapterNotFound, also if the caller may not use the adapter; InvalidRequest if the
+        adapter cannot be served.
         """
         is_own_model = model in ("", self.model.name)
         if not name and is_own_model:
@@ -175,7 +176,7 @@ class InputProcessor:
     async def _tokenize(
         self, prompt: Prompt | None, add_special_tokens: bool | None = None, max_chars: int = MAX_CHARS_ON_EVENT_LOOP
     ) -> list[int]:
-        """max_chars: longer ones on a thread"""
+        """Tokenize a prompt; on a thread if it has more than max_chars."""
         tokenizer = self.tokenizer
         match prompt:
             case TextPrompt(text):
@@ -212,12 +213,12 @@ class InputProcessor:
 
 
 def draw_engine_request_id(request_id: str) -> str:
-    """A request's id at the engines: with a random ending, so that two ingresses never give one engine the same id."""
+    """Return a request's id for engines. Its end is random, so that two ingresses never give an engine the same id."""
     return f"{request_id}-{secrets.token_hex(4)}"
 
 
 async def _let_others_go_on(request: GenerateRequest) -> None:
-    """Between the pieces of what a long prompt takes: streams are not held up by all of it."""
+    """Let the event loop run before the next check of a long request, so that streams do not wait for all of them."""
     match request.prompt:
         case TokenPrompt(token_ids):
             is_long = len(token_ids) > _MANY_TOKENS

@@ -14,13 +14,13 @@ from actors.model_facts import ModelFacts
 class ModelDescription:
     """The facts of the served model that an ingress works with.
 
-    max_model_len: most tokens of prompt and output together, such that the KV cache of every engine holds them
-    vocab_size:    the model's, which can be larger than the tokenizer's
-    generates:     whether it gives tokens; if not, only vectors
-    pooling:       what vectors it gives; None if it gives none
-    prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
-    dtype:         what a prompt's embeddings are cast to
-    defaults:      sampling parameters of requests that do not give them
+    max_model_len: the most tokens of prompt and output together; the KV cache of every engine has room for them
+    vocab_size:    the size of the model's vocabulary, which can be larger than the tokenizer's
+    generates:     whether the model generates tokens; if not, it has vectors only
+    pooling:       the facts of the model's vectors; None if it has none
+    prompt_embeds_size: the size of one token's embedding; 0 if prompts cannot be embeddings
+    dtype:         the type that a prompt's embeddings are cast to
+    defaults:      the sampling parameters of requests that do not give them
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The served model's tokenizer: text and conversations to tokens, and the backend that decodes."""
+"""The served model's tokenizer: it encodes texts and conversations, and has the backend that decodes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from cluster.parameters.json_types import JSON
 from cluster.text.fast_encoder import FastEncoder, NoFastEncoderError, encode_exactly
 
 ChatTemplate = Callable[[list[dict[str, JSON]], dict[str, JSON]], str]
-"""Makes text of messages and variables, tools among them."""
+"""A function that makes a text of messages and of variables, which include tools."""
 
 _RENDERING: Final = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) - {
     "add_generation_prompt",
     "continue_final_message",
     "documents",
 }
-"""Arguments that apply_chat_template takes itself, which are no variables of a template."""
+"""Arguments of apply_chat_template itself, which cannot be variables of a template."""
 _TEMPLATE_ERRORS: Final = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -42,24 +42,24 @@ class ChatTemplateError(Exception):
 
 
 class ModelTokenizer:
-    """Encodes prompts. Safe to use from several threads at once: nothing in it changes."""
+    """Encodes prompts. Several threads may use it at once, because it never changes."""
 
     def __init__(
         self, backend: Tokenizer, chat_template: ChatTemplate | None = None, *, use_fastokens: bool = True
     ) -> None:
-        """use_fastokens: if it gives the same tokens"""
-        # A tokenizer.json may say to truncate or pad, which is right for training and wrong for prompts.
+        """Wrap a backend. use_fastokens: whether to encode prompts by fastokens, if that gives the same tokens"""
+        # A tokenizer.json may ask for truncation or padding, which is right for training and wrong for prompts.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self._chat_template = chat_template
-        # Of its template it is only known what comes of it, and that may be in no vocabulary.
+        # The template of special tokens cannot be read, only used; its tokens may be missing in the vocabulary.
         special = [*backend.encode("").ids, *backend.encode("", "").ids]
         self.largest_token_id = max([*backend.get_vocab().values(), *special], default=-1)
-        """No text has a larger one; -1 if it knows no token at all."""
+        """The largest token id that a text can have; -1 if the tokenizer has no tokens at all."""
         self._fast: FastEncoder | None = None
         self.why_not_fast = ""
-        """Why prompts are encoded by the tokenizers library; empty if it is fastokens that does."""
+        """Why prompts are encoded by the tokenizers library; empty if fastokens encodes them."""
         if use_fastokens:
             try:
                 self._fast = FastEncoder.of(backend)
@@ -106,7 +106,7 @@ class ModelTokenizer:
         return encode_exactly(self.backend, text, add_special_tokens=add_special_tokens)
 
     def encode_plain(self, texts: list[str]) -> list[list[int]]:
-        """Tokenize several texts, each for itself, without special tokens."""
+        """Tokenize several texts separately, without special tokens."""
         return [encoded.ids for encoded in self.backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def encode_pair(self, first: str, second: str) -> list[int]:
@@ -114,10 +114,11 @@ class ModelTokenizer:
         return self.backend.encode(first, second).ids
 
     def encode_start(self, first: str, second: str | None = None, *, max_tokens: int) -> list[int]:
-        """Tokenize a text, or two that belong together, and leave out what is too much: the end of the text, or of the
-        longer of two, but no special token. transformers' tokenizers do the same with truncation=True.
+        """Tokenize a text, or two that belong together, and cut the tokens to max_tokens.
 
-        max_tokens: at least num_special_tokens
+        The end of the text is cut, or of the longer of two, but no special token; transformers' tokenizers do the same
+        with truncation=True.
+        max_tokens: at least num_special_tokens()
         """
         texts = [first] if second is None else [first, second]
         encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
@@ -127,7 +128,7 @@ class ModelTokenizer:
         return self.backend.post_process(encodings[0], encodings[1] if second is not None else None).ids
 
     def num_special_tokens(self, *, is_pair: bool = False) -> int:
-        """How many the tokenizer adds to a text, or to two that belong together."""
+        """Return how many special tokens the tokenizer adds to a text, or to two that belong together."""
         return self.backend.num_special_tokens_to_add(is_pair)
 
     def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool = False) -> list[int]:
@@ -153,7 +154,7 @@ class ModelTokenizer:
 def _config_of_tokenizer(directory: Path) -> PreTrainedConfig | None:
     """Return as much configuration as AutoTokenizer needs if the tokenizer's files name their class; else None.
 
-    To load the model's own is to import much of what models need: 1000 modules, 150 MiB, 1.5 s of processor time.
+    To load the model's own configuration would import 1000 modules, which take 150 MiB and 1.5 s of processor time.
     """
     try:
         tokenizer = json.loads((directory / "tokenizer_config.json").read_bytes())
@@ -162,16 +163,16 @@ def _config_of_tokenizer(directory: Path) -> PreTrainedConfig | None:
             return None
         asked = {name: model[name] for name in ("model_type", "model_name", "tokenizer_class") if name in model}
     except (OSError, ValueError, AttributeError):
-        return None  # It will say what is wrong with them.
+        return None  # AutoTokenizer will raise an error that says what is wrong with the files.
     config = PreTrainedConfig.from_dict(asked)
     config.name_or_path = str(directory)
     return config
 
 
 def share_room(lengths: Sequence[int], room: int) -> list[int]:
-    """Cut one length, or two, to so much in all: the longer one first, and both to about half if that is not enough.
+    """Cut one length, or two, to `room` together: the longer one first, and both to about half if that is not enough.
 
-    transformers' "longest_first", as the tokenizers library has it.
+    This is the "longest_first" of transformers and of the tokenizers library.
     """
     if sum(lengths) <= room:
         return list(lengths)

@@ -1,4 +1,4 @@
-"""From an engine's tokens to what a client reads: text, stop strings, logprobs."""
+"""Converts an engine's tokens to the answer that a client reads: text, stop strings, log-probabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.text.stop_strings import StopStrings
 class ProcessedOutput:
     """The part of an answer that one output of an engine gives its client.
 
-    token_ids: up to the one that completed a stop string, if that ended it
+    token_ids:   the new tokens, up to the one that completed a stop string
     stop_reason: the stop string, or the EOS or stop token, if finish_reason is STOP
     """
 
@@ -33,14 +33,14 @@ class ProcessedOutput:
 
 
 class OutputProcessor:
-    """One request's way from tokens to text.
+    """Converts the tokens of one request to text.
 
-    What has gone out after n tokens depends on these tokens alone, not on how they came. So a resumed request starts
-    from the tokens that its client has, and the first new text is the one that follows what the client has read.
+    The text that was returned after n tokens depends only on these tokens, not on the outputs in which they came. So a
+    resumed request begins with the tokens that its client has, and its first new text follows the client's text.
     """
 
     def __init__(self, tokenizer: Tokenizer, request: EngineCoreRequest, sampling: SamplingOptions) -> None:
-        """Raises InvalidRequest if the output that the request comes with had ended already."""
+        """Begin after the output that the request has already. Raises InvalidRequest if a stop string has ended it."""
         context = request.prompt_token_ids if request.prompt_embeds is None else []
         self._detokenizer = Detokenizer(tokenizer, context, skip_special_tokens=sampling.skip_special_tokens)
         self._stop_strings = StopStrings(sampling.stop, include_in_text=sampling.include_stop_str_in_output)

@@ -1,4 +1,4 @@
-"""Embeddings in place of a prompt's tokens: what is let in, and what an engine gets of it."""
+"""Checks prompts that are embeddings instead of tokens, and reads them for engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.settings.input_limits import InputLimits
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _TOO_LARGE: Final = {
     "float32": float("inf"),
-    # Half a step above the largest number: what is nearer to it becomes infinite.
+    # Half a step above the largest number: numbers of this size and above are rounded to infinity.
     "bfloat16": float(np.array(0x7F7F8000, np.uint32).view(np.float32)),
     "float16": 65_520.0,
 }
@@ -24,7 +24,7 @@ _DIGEST_BYTES: Final = 16
 
 
 def check_shape(prompt: EmbedsPrompt, embedding_size: int, limits: InputLimits, violations: Violations) -> None:
-    """Check what is said about them. embedding_size: the model's; 0 if it takes none."""
+    """Check the shape that a prompt of embeddings names. embedding_size: the model's; 0: it takes no embeddings"""
     field, limit = "prompt_embeds", limits.max_prompt_embeds_bytes
     if embedding_size == 0:
         violations.add(field, "given", "a prompt of another kind: this model takes no embeddings")
@@ -42,10 +42,10 @@ def check_shape(prompt: EmbedsPrompt, embedding_size: int, limits: InputLimits, 
 
 
 def read_embeds(prompt: EmbedsPrompt, model_dtype: str = "float32") -> PromptEmbeds:
-    """Read the numbers of embeddings whose shape was checked: milliseconds of work where there are megabytes.
+    """Read embeddings whose shape was checked. This takes milliseconds for megabytes.
 
-    model_dtype: what the engine casts them to
-    Raises InvalidRequest if a value is not finite then: it would spread to every token of the output.
+    model_dtype: the type to which the engine casts the values
+    Raises InvalidRequest if a value is not finite in that type: it would spread to every token of the output.
     """
     violations = Violations()
     is_finite = np.abs(_values(prompt)) < _TOO_LARGE[model_dtype]
@@ -60,7 +60,7 @@ def read_embeds(prompt: EmbedsPrompt, model_dtype: str = "float32") -> PromptEmb
 
 
 def _values(prompt: EmbedsPrompt) -> np.ndarray:
-    """[num_tokens * hidden_size] float32"""
+    """Return the values as float32, [num_tokens * hidden_size]."""
     if prompt.dtype == "float32":
         return np.frombuffer(prompt.data, dtype="<f4")
     # A bfloat16 is the first half of a float32.

@@ -1,4 +1,4 @@
-"""The checks of a request that need the model or the prompt; sampling parameters have theirs in cluster/parameters."""
+"""The checks of a request that need the model or the prompt. Those of sampling parameters are in cluster/parameters."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _PROMPT_FIELDS: Final = {
 
 
 class RequestRules:
-    """Refuses what a model cannot be asked, or not with these limits. It keeps no state."""
+    """Refuses requests that a model, or the cluster's limits, do not allow. It keeps no state."""
 
     def __init__(self, model: ModelDescription, limits: InputLimits, largest_token_id: int) -> None:
-        """largest_token_id: of the tokenizer, which can know more tokens than the model"""
+        """Keep the limits. largest_token_id: the tokenizer's largest, which can be beyond the model's vocabulary"""
         self.model = model
         self.limits = limits
         self._largest_token_id = largest_token_id
 
     def check_before_tokenizing(self, request: GenerateRequest, images: ImageConfig | None) -> None:
-        """Check what can be known without the prompt's tokens. images: None for a model that takes text only
+        """Check everything that does not need the prompt's tokens. Raises InvalidRequest with every violation.
 
-        Raises InvalidRequest with every violation.
+        images: None for a model that takes text only
         """
         limits, violations = self.limits, Violations()
         violations.require(self.model.generates, "model", self.model.name, "one that generates; this one gives vectors")
@@ -69,7 +69,7 @@ class RequestRules:
         violations.require(abs(priority) <= MAX_INT32, "priority", priority, f"up to {MAX_INT32}")
 
     def check_prompt(self, prompt: Prompt | None, violations: Violations, *, is_cut: bool = False) -> None:
-        """Check a prompt before it is tokenized. is_cut: as many tokens as it needs to fit will be left out"""
+        """Check a prompt before it is tokenized. is_cut: whether it will be truncated until it fits"""
         match prompt:
             case None:
                 violations.add("prompt", "missing", "one of text, token_ids, chat and prompt_embeds")
@@ -98,7 +98,7 @@ class RequestRules:
     ) -> None:
         """Check tokens that a client gave, or that a prompt has.
 
-        is_cut: as many as it needs to fit will be left out; is_known: the model has all of them for certain
+        is_cut: whether they will be truncated until they fit; is_known: whether they are in the vocabulary for certain
         """
         vocab_size, max_model_len = self.model.vocab_size, self.model.max_model_len
         if len(token_ids) >= max_model_len and not is_cut:
@@ -109,7 +109,7 @@ class RequestRules:
         violations.require(is_known, field, token_ids, f"token ids from 0 to {vocab_size - 1}")
 
     def cut(self, request: GenerateRequest, token_ids: list[int]) -> list[int]:
-        """Keep the last of a prompt's tokens, if the client wants fewer than all."""
+        """Return a prompt's tokens, or only the last of them if the client asks for truncation."""
         limit, sampling = request.truncate_prompt_tokens, request.sampling
         if limit is None:
             return token_ids
@@ -118,13 +118,14 @@ class RequestRules:
         return token_ids[-limit:]
 
     def check_room(self, request: GenerateRequest, prompt_token_ids: list[int]) -> int:
-        """Check the prompt's length, and that of the output that it leaves room for; return max_tokens."""
+        """Check the lengths of the prompt and of the output that it leaves room for; return max_tokens."""
         violations = Violations()
         field = _PROMPT_FIELDS[type(request.prompt)]
         num_prompt_tokens, max_model_len = len(prompt_token_ids), self.model.max_model_len
         if num_prompt_tokens == 0:
             violations.add(field, "0 tokens long", "a prompt of at least one token")
-        # A client's own tokens have been looked at, and to look at all of a text's is a tenth of a millisecond.
+        # Tokens that a client gave were checked before. A check of a long text's tokens would take 0.1 ms, and is only
+        # needed if the tokenizer has tokens beyond the model's vocabulary.
         is_known = isinstance(request.prompt, TokenPrompt) or self._largest_token_id < self.model.vocab_size
         self.check_token_ids(field, prompt_token_ids, violations, is_known=is_known)
         violations.raise_if_any()
@@ -162,7 +163,7 @@ class RequestRules:
 
 
 def num_chat_chars(chat: ChatPrompt) -> int:
-    """Count the characters of everything that a chat template is given."""
+    """Return the number of characters of everything that a chat template gets."""
     texts = (text for message in chat.messages for text in (message.role, message.content, *message.parts))
     num_chars = sum(len(text) for text in texts if isinstance(text, str))
     others = [*(message.fields for message in chat.messages if message.fields), *chat.tools]

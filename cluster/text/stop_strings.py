@@ -1,4 +1,4 @@
-"""Finding stop strings in text that arrives in pieces. Pure."""
+"""Finds stop strings in text that comes in pieces. Pure."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 class StopStrings:
     """Lets text through up to the first stop string.
 
-    Invariant: what is held back is the longest end of the text so far that a stop string starts with; so it is shorter
-    than the longest stop string, and whatever was let through can never become part of a match.
-    The match is the one that ends first (of those, the longest): the same however the text was cut into pieces.
+    Invariant: the text that is held back is the longest end of the text so far with which a stop string starts. So it
+    is shorter than the longest stop string, and text that was returned can never become part of a match.
+    The match is the one that ends first (of those, the longest), in whatever pieces the text comes.
     """
 
     def __init__(self, stop: Sequence[str], *, include_in_text: bool) -> None:
@@ -20,7 +20,7 @@ class StopStrings:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """Take more text; return what may go out. After a match nothing more does."""
+        """Take more text; return the text that may be sent. After a match this is always empty."""
         if not self._stop:
             return text
         if self.matched is not None:
@@ -36,13 +36,13 @@ class StopStrings:
         return text[: len(text) - num_held]
 
     def flush(self) -> str:
-        """The output ends here: return what was held back."""
+        """End the output; return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
 
 def _num_started(text: str, stop: str) -> int:
-    """How many characters at the end of text are the start of stop (fewer than all of it)."""
+    """Return how many characters at the end of the text are the start of a stop string, but not all of it."""
     for num_chars in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:num_chars]):
             return num_chars

@@ -12,19 +12,19 @@ from typing import Final, TypeVar
 from actors.process.allocator import give_back_what_is_free
 
 MAX_CHARS_ON_EVENT_LOOP: Final = 4096
-"""Longer prompts are tokenized on a thread: about a millisecond of work is where streams begin to notice."""
+"""The longest text to tokenize on the event loop, which takes about 1 ms; more would delay streams noticeably."""
 MAX_CHARS_ALONE: Final = 4 * MAX_CHARS_ON_EVENT_LOOP
-"""The same, while no stream is open: the way to a thread and back takes a tenth of a millisecond or more."""
+"""The same limit while no stream is open: a thread costs 0.1 ms or more."""
 MAX_CHARS_SIDE_BY_SIDE: Final = 1 << 18
-"""Longer texts are tokenized one after the other, each on a thread of its own, whose buffers go with it."""
+"""Longer texts are tokenized one after the other, each on a thread of its own, whose end frees its buffers."""
 NUM_THREADS: Final = 2
 CHARS_PER_THREAD: Final = 4_000_000
-"""A thread is replaced after this many characters, which bounds what it remembers: some 10 bytes a character."""
+"""A thread is replaced after this many characters, which bounds its caches: they take some 10 bytes a character."""
 _T = TypeVar("_T")
 
 
 async def off_event_loop(num_chars: int, tokenize: Callable[[], _T], max_chars: int = MAX_CHARS_ON_EVENT_LOOP) -> _T:
-    """Call it, on a thread if it is about more characters than these."""
+    """Call a function that tokenizes, on a thread if the text has more than max_chars."""
     if num_chars <= max_chars:
         return tokenize()
     loop = asyncio.get_running_loop()
@@ -34,9 +34,9 @@ async def off_event_loop(num_chars: int, tokenize: Callable[[], _T], max_chars: 
 
 
 class RenewedThreads:
-    """Threads that are replaced once they have read so many characters: what libraries keep for a thread goes with it.
+    """Threads that are replaced once they have read enough characters, to free what libraries cache for a thread.
 
-    Safe to use from several threads at once.
+    Several threads may use it at once.
     """
 
     def __init__(self, num_threads: int, chars_per_thread: int) -> None:
@@ -47,7 +47,7 @@ class RenewedThreads:
         self._threads = self._new()
 
     def submit(self, num_chars: int, tokenize: Callable[[], _T]) -> Future[_T]:
-        """Have it called. Threads that are replaced end with what was submitted before."""
+        """Call a function on one of the threads. Threads that are replaced finish what was submitted before."""
         with self._lock:
             if self._num_chars >= self._max_chars:
                 self._threads.shutdown(wait=False)
@@ -60,7 +60,7 @@ class RenewedThreads:
 
 
 def _on_own_thread(tokenize: Callable[[], _T]) -> _T:
-    """Call it on a thread of its own, and give back the memory that it has freed: the allocator would keep it."""
+    """Call a function on a new thread, and return the freed memory to the system, which the allocator would keep."""
     try:
         with ThreadPoolExecutor(1, "tokenize-huge") as thread:
             return thread.submit(tokenize).result()
@@ -76,5 +76,5 @@ def _threads() -> RenewedThreads:
 
 @functools.cache
 def _turns_of_huge_texts() -> ThreadPoolExecutor:
-    """One after the other: what a million characters are made into takes a hundred bytes for each of them."""
+    """Return the thread on which huge texts wait for their turn: their tokens take 100 bytes for each character."""
     return ThreadPoolExecutor(1, "tokenize-turns")

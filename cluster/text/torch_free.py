@@ -1,4 +1,4 @@
-"""Processes that have no use for torch do not load it."""
+"""Keeps torch out of processes that have no use for it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _NO_ADVICE: Final = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
 
 @contextmanager
 def without_torch() -> Iterator[None]:
-    """Import transformers in here as if there were no torch, which nothing in this process can import from now on.
+    """Import transformers in this context as if torch were not installed. The process cannot import torch afterwards.
 
-    transformers loads torch wherever it is installed, also for its tokenizers, which do without: 180 MiB of memory and
-    2 s of processor time for an ingress. In a process that has torch already this changes nothing.
+    transformers loads torch if it is installed, even for its tokenizers, which do not need it: this takes 180 MiB of
+    memory and 2 s of processor time of an ingress. In a process that has loaded torch already nothing changes.
     """
-    # As Python's import system has it: what is None here cannot be imported, and is not found.
+    # Python's import system does not import a module whose entry is None, and does not find it.
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # typeshed wants modules
     had = os.environ.get(_NO_ADVICE)
-    # It would say that models are not available.
+    # Otherwise transformers would warn that models are not available.
     os.environ[_NO_ADVICE] = "1"
     try:
         yield
