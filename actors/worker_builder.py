@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from actors.config import EngineConfig
-from actors.model.model_runner import ModelRunner
+from actors.model.loaded_runner import LoadedRunner
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from actors.worker import Worker
 from kv_transfer.connector.interface import KVConnectorWorker
@@ -37,17 +37,16 @@ def build_worker(
     RankLost.
     """
     say("loading weights")
-    runner = ModelRunner(config.model, config.cache, config.scheduler, config.parallel, group)
-    runner.load_model()
+    loaded = LoadedRunner.load(config.model, config.cache, config.scheduler, config.parallel, group)
     if config.lora is not None:
         say("loading adapters")
-        runner.enable_lora(config.lora, on_progress)
+        loaded.enable_lora(config.lora, on_progress)
     say("sizing the KV cache")
-    num_blocks = runner.determine_num_blocks()
+    num_blocks = loaded.determine_num_blocks()
     if group is not None:
         # Block ids mean the same on every rank.
         num_blocks = group.smallest(num_blocks)
-    runner.initialize_kv_cache(num_blocks)
+    runner = loaded.initialize(num_blocks)
     say("warming up")
     runner.warm_up()
     pairs = WorkerSide(

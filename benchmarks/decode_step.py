@@ -33,6 +33,7 @@ from actors.model import model_runner as model_runner_module
 from actors.model.attention import cascade
 from actors.model.attention.torch_backend import TorchAttention, TorchBatch
 from actors.model.input_batch import InputBatch
+from actors.model.loaded_runner import LoadedRunner
 from actors.model.model_runner import ModelRunner
 from actors.sessions.session_messages import Outputs, encode
 from actors.worker import Worker
@@ -144,9 +145,8 @@ def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: in
             "parallel": ParallelConfig(num_threads=threads),
         }
     )
-    runner = ModelRunner(config.model, config.cache, config.scheduler, config.parallel)
-    runner.load_model()
-    runner.initialize_kv_cache(runner.determine_num_blocks())
+    loaded = LoadedRunner.load(config.model, config.cache, config.scheduler, config.parallel)
+    runner = loaded.initialize(loaded.determine_num_blocks())
     runner.warm_up()
     num_blocks = runner.layout.num_blocks
     scheduler = Scheduler(config.scheduler, config.cache, num_blocks, runner.max_model_len, clock=time.time)

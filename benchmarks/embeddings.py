@@ -31,7 +31,7 @@ from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
-from actors.model.model_runner import ModelRunner
+from actors.model.loaded_runner import LoadedRunner
 from actors.model.pooling.pooler import Pooler
 from actors.worker import Worker
 from cluster.config import DEMO_MODEL
@@ -91,9 +91,8 @@ def _engine(model: Path) -> EngineCore:
         SchedulerConfig(max_num_seqs=64),
     )
     model_config = ModelConfig(model=str(model), dtype="float32", device="cpu")
-    runner = ModelRunner(model_config, cache, scheduler_config, ParallelConfig())
-    runner.load_model()
-    runner.initialize_kv_cache(runner.determine_num_blocks())
+    loaded = LoadedRunner.load(model_config, cache, scheduler_config, ParallelConfig())
+    runner = loaded.initialize(loaded.determine_num_blocks())
     scheduler = Scheduler(scheduler_config, cache, runner.layout.num_blocks, runner.max_model_len, clock=time.time)
     return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)), hash_key=PUBLIC_KEY)
 

@@ -97,7 +97,7 @@ def _measure_unused(core: EngineCore) -> None:
     assert images is not None
     _time_first_token(core, _text(_NUM_RUNS))  # The worker forgets the last image's request with it.
     batch, num_calls = StepBatch.empty(), 100_000
-    inputs = core.executor._worker.runner._input_batch
+    inputs = core.executor._worker.runner._batch
     began_s = time.thread_time()
     for _ in range(num_calls):
         images.put_into(inputs, batch)  # type: ignore[arg-type]  # not looked at where no request has images

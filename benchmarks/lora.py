@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.lora_config import LoraConfig
 from actors.model.attention.base import BatchShape
+from actors.model.loaded_runner import LoadedRunner
 from actors.model.model_runner import ModelRunner
 from cluster.config import DEMO_MODEL
 
@@ -115,17 +116,15 @@ def _step(runner: ModelRunner, work: tuple[int, int, int], keys: Sequence[str | 
 
 
 def _make_runner(checkpoint: Path, num_tokens: int, lora: LoraConfig | None) -> ModelRunner:
-    runner = ModelRunner(
+    loaded = LoadedRunner.load(
         ModelConfig(model=str(checkpoint), dtype="float32", device="cpu", load_format="dummy"),
         CacheConfig(block_size=_BLOCK_SIZE, num_blocks=1024),
         SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=num_tokens, max_loras=_NUM_ADAPTERS[-1]),
         ParallelConfig(num_threads=1),
     )
-    runner.load_model()
     if lora is not None:
-        runner.enable_lora(lora, lambda: None)
-    runner.initialize_kv_cache(runner.determine_num_blocks())
-    return runner
+        loaded.enable_lora(lora, lambda: None)
+    return loaded.initialize(loaded.determine_num_blocks())
 
 
 def _write_checkpoint(directory: Path, hidden: int, layers: int) -> Path:

@@ -101,9 +101,8 @@ def _run(
 def _measure_unused(core: EngineCore) -> dict[str, float]:
     """Return what a step without any of it pays, in seconds."""
     runner = _runner_of(core)
-    assert runner._batch is not None
     batch, starts = StepBatch.empty(), np.zeros(1, dtype=np.int64)
-    prompts, embeds = runner._batch.prompt_logprobs, runner._embeds
+    prompts, embeds = runner._batch.prompt_logprobs, runner._prompt_embeds
 
     def look_at_prompts() -> None:
         prompts.find_parts(batch, starts)

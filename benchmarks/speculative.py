@@ -27,7 +27,7 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
-from actors.model.model_runner import ModelRunner
+from actors.model.loaded_runner import LoadedRunner
 from actors.worker import Worker
 from cluster.config import DEMO_MODEL
 
@@ -106,11 +106,10 @@ def run(
 def _engine(model: Path, max_num_seqs: int, speculative: SpeculativeConfig | None) -> EngineCore:
     config = SchedulerConfig(max_num_seqs=max_num_seqs, speculative=speculative)
     cache = CacheConfig(num_blocks=64 * max_num_seqs, enable_prefix_caching=False)
-    runner = ModelRunner(
+    loaded = LoadedRunner.load(
         ModelConfig(model=str(model), dtype="float32", device="cpu"), cache, config, ParallelConfig(num_threads=1)
     )
-    runner.load_model()
-    runner.initialize_kv_cache(runner.determine_num_blocks())
+    runner = loaded.initialize(loaded.determine_num_blocks())
     runner.warm_up()
     scheduler = Scheduler(config, cache, runner.layout.num_blocks, runner.max_model_len, clock=time.time)
     return EngineCore(scheduler, InProcessExecutor(Worker(runner, None)), hash_key=PUBLIC_KEY)

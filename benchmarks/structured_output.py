@@ -38,7 +38,7 @@ from actors.model.grammar.mask import GrammarMask
 from actors.model.grammar.matching import TokenMatcher
 from actors.model.grammar.token_text import TokenTexts
 from actors.model.grammar.vocabulary import Vocabulary, deserialize_grammar, load_vocabulary
-from actors.model.model_runner import ModelRunner
+from actors.model.loaded_runner import LoadedRunner
 from actors.worker import Worker
 from cluster.config import DEMO_MODEL
 
@@ -94,9 +94,8 @@ def run(
 def _engine(model: Path, max_num_seqs: int, wake: threading.Event) -> EngineCore:
     cache, scheduler_config = CacheConfig(num_blocks=64 * max_num_seqs), SchedulerConfig(max_num_seqs=max_num_seqs)
     model_config = ModelConfig(model=str(model), dtype="float32", device="cpu")
-    runner = ModelRunner(model_config, cache, scheduler_config, ParallelConfig())
-    runner.load_model()
-    runner.initialize_kv_cache(runner.determine_num_blocks())
+    loaded = LoadedRunner.load(model_config, cache, scheduler_config, ParallelConfig())
+    runner = loaded.initialize(loaded.determine_num_blocks())
     grammars = XGrammarManager.of_checkpoint(
         GrammarConfig(), model, vocab_size=runner.vocab_size, stop_token_ids=runner.eos_token_ids, on_ready=wake.set
     )

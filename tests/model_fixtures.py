@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actors.config import ModelConfig
-from actors.model import model_runner
+from actors.model import loaded_runner
 from actors.model.loader import LoadedModel, load_model
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from tests.checkpoints import make_checkpoint
@@ -53,4 +53,4 @@ def shared_models(load_once: Callable[[ModelConfig], LoadedModel], monkeypatch: 
     def load(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
         return load_once(model_config) if group is None else load_model(model_config, group)
 
-    monkeypatch.setattr(model_runner, "load_model", load)
+    monkeypatch.setattr(loaded_runner, "load_model", load)

@@ -21,9 +21,9 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
-from actors.model import model_runner as model_runner_module
+from actors.model import loaded_runner
 from actors.model.input_batch import TokenRows
-from actors.model.model_runner import ModelRunner
+from actors.model.loaded_runner import LoadedRunner
 from actors.model.spec_decode.proposer import Proposer
 from actors.worker import Worker
 from tests.actors.core.builders import Clock
@@ -77,7 +77,7 @@ def proposing(make: ProposerMaker | None) -> Iterator[None]:
     """Engines that are built meanwhile have this proposer instead of the one that their settings name."""
     with pytest.MonkeyPatch.context() as patch:
         if make is not None:
-            patch.setattr(model_runner_module, "make_proposer", lambda config, batch, draft: make(batch.tokens))
+            patch.setattr(loaded_runner, "make_proposer", lambda config, batch, draft: make(batch.tokens))
         yield
 
 
@@ -112,15 +112,14 @@ class SpeculatingEngine:
             overlap=overlap,
         )
         cache_config = CacheConfig(block_size=block_size, num_blocks=num_blocks)
-        self.runner = ModelRunner(
+        loaded = LoadedRunner.load(
             ModelConfig(model=str(checkpoint), dtype="float32", device="cpu"),
             cache_config,
             scheduler_config,
             ParallelConfig(num_threads=1),
         )
-        self.runner.load_model()
         with proposing(proposer):
-            self.runner.initialize_kv_cache(num_blocks)
+            self.runner = loaded.initialize(num_blocks)
         self.scheduler = Scheduler(scheduler_config, cache_config, num_blocks, self.runner.max_model_len, clock=Clock())
         executor = InProcessExecutor(Worker(self.runner, None), overlap=overlap)
         self.core = EngineCore(self.scheduler, executor, Clock(), hash_key=PUBLIC_KEY)

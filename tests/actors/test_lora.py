@@ -232,8 +232,7 @@ def test_every_rank_adds_its_part(family: str, checkpoint: CheckpointOf, tmp_pat
 def test_adapters_of_other_families(family: str, targets: list[str], checkpoint: CheckpointOf, tmp_path: Path) -> None:
     directory = checkpoint(family)
     adapter = make_adapter(directory, tmp_path / "adapter", seed=6, target_modules=targets)
-    runner = make_runner(directory)
-    runner.enable_lora(LoraConfig(adapters={"it": str(adapter)}), lambda: None)
+    runner = make_runner(directory, lora=LoraConfig(adapters={"it": str(adapter)}))
     assert runner.adapters is not None
     [loaded] = runner.adapters.configured
     stepper, prompt = Stepper(runner), random_prompt(20)

@@ -23,7 +23,7 @@ from actors import engine_server, engine_thread
 from actors.config import EngineConfig
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_server import EngineServer
-from actors.model import model_runner
+from actors.model import loaded_runner
 from kv_transfer.agent.transfer_agent import TransferAgent
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links import link_table as links
@@ -162,7 +162,7 @@ class EngineChild:
             (worker_side, "make_transport", make_faulty_transport),
             (worker_side, "TransferAgent", keep_agent),
             (engine_server, "GrpcControl", faulty_control(self._points)),
-            (model_runner, "allocate_kv_cache", _allocate_shared if spec.is_pool_shared else _allocate),
+            (loaded_runner, "allocate_kv_cache", _allocate_shared if spec.is_pool_shared else _allocate),
         ]
         for target, name, replacement in wrapped:
             patches.enter_context(patch.object(target, name, replacement))

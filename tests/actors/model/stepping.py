@@ -13,23 +13,31 @@ from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.outputs.scheduler_output import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.vllm_view import sampled_token_ids
+from actors.lora_config import LoraConfig
+from actors.model.loaded_runner import LoadedRunner
 from actors.model.model_runner import ModelRunner
 
 
 def make_runner(
-    directory: Path, *, block_size: int = 16, num_blocks: int = 64, max_num_seqs: int = 16, **model_settings: object
+    directory: Path,
+    *,
+    block_size: int = 16,
+    num_blocks: int = 64,
+    max_num_seqs: int = 16,
+    lora: LoraConfig | None = None,
+    **model_settings: object,
 ) -> ModelRunner:
-    """A loaded runner with a cache, float32 on the CPU unless said otherwise."""
+    """Make a runner that can step, in float32 on the CPU if model_settings name nothing else."""
     settings = {"model": str(directory), "dtype": "float32", "device": "cpu"} | model_settings
-    runner = ModelRunner(
+    loaded = LoadedRunner.load(
         ModelConfig.model_validate(settings),
         CacheConfig(block_size=block_size, num_blocks=num_blocks),
         SchedulerConfig(max_num_seqs=max_num_seqs),
         ParallelConfig(num_threads=1),
     )
-    runner.load_model()
-    runner.initialize_kv_cache(runner.determine_num_blocks())
-    return runner
+    if lora is not None:
+        loaded.enable_lora(lora, lambda: None)
+    return loaded.initialize(loaded.determine_num_blocks())
 
 
 @dataclass

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.config import CacheConfig, SchedulerConfig
 from actors.model.cache.kv_cache import allocate_kv_cache
 from actors.model.cache.kv_cache_size import choose_num_blocks
 from actors.model.cache.memory import free_memory_bytes
-from actors.model.errors import KVCacheTooLarge, KVCacheTooSmall
-from actors.model.model_runner import ModelRunner
+from actors.model.errors import KVCacheTooSmall
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.transports.shared_pool import open_pool
 from tests.actors.model.stepping import make_runner
@@ -62,24 +61,6 @@ def test_less_than_one_sequence_is_refused_with_the_figures() -> None:
         choose(CacheConfig(kv_cache_memory_gib=0.001))
 
 
-@pytest.mark.parametrize("settings", [{"kv_cache_memory_gib": 1e6}, {"num_blocks": 10**9}])
-def test_more_than_the_machine_has_is_refused_with_the_figures(
-    checkpoint: Callable[[str], Path], settings: dict[str, float]
-) -> None:
-    runner = ModelRunner(
-        ModelConfig(model=str(checkpoint("gpt2")), device="cpu"),
-        CacheConfig.model_validate(settings),
-        SchedulerConfig(),
-        ParallelConfig(),
-    )
-    runner.load_model()
-
-    with pytest.raises(
-        KVCacheTooLarge, match=r"the KV cache needs [0-9.]+ GiB, \d+ blocks of \d+ bytes; [0-9.]+ GiB are free"
-    ):
-        runner.determine_num_blocks()
-
-
 def test_the_cache_has_the_layout_that_links_agree_on(checkpoint: Callable[[str], Path]) -> None:
     runner = make_runner(checkpoint("qwen3"), block_size=8, num_blocks=10, dtype="bfloat16")
 
@@ -88,18 +69,6 @@ def test_the_cache_has_the_layout_that_links_agree_on(checkpoint: Callable[[str]
     assert runner.layout.dtype == "bfloat16"
     assert runner.layout.block_size_bytes == runner.kv_cache[0].numel() * 2
     assert runner.kv_cache.is_contiguous()
-
-
-def test_the_profiling_run_sizes_the_cache_by_free_memory(checkpoint: Callable[[str], Path]) -> None:
-    runner = ModelRunner(
-        ModelConfig(model=str(checkpoint("gpt2")), device="cpu"),
-        CacheConfig(memory_fraction=0.5),
-        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=700),
-        ParallelConfig(),
-    )
-    runner.load_model()
-
-    assert runner.determine_num_blocks() == 4 * 4 * (512 // 16)
 
 
 def test_free_memory_is_between_nothing_and_a_lot() -> None:

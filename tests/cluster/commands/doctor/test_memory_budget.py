@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.config import EngineConfig
-from actors.model.model_runner import ModelRunner
+from actors.model.loaded_runner import LoadedRunner
 from cluster.checks.checkpoint_files import Weight
 from cluster.commands.doctor.checkpoint import Checkpoint, read_checkpoint
 from cluster.commands.doctor.findings import GIB, Verdict
@@ -31,17 +31,16 @@ def _engine(directory: Path, **settings: Any) -> EngineConfig:
 def test_weights_and_blocks_are_those_of_the_engine(family: str, checkpoint: Callable[[str], Path]) -> None:
     directory = checkpoint(family)
     config = _engine(directory, cache={"kv_cache_memory_gib": 0.01})
-    runner = ModelRunner(config.model, config.cache, config.scheduler, config.parallel)
-    runner.load_model()
+    loaded = LoadedRunner.load(config.model, config.cache, config.scheduler, config.parallel)
     read, findings = read_checkpoint(directory)
     assert read is not None, findings
 
     budget = plan_memory(read, config, 4 * GIB, is_gpu=False)
 
-    loaded = runner._model.forward.model.parameters()
-    assert budget.weight_bytes == sum(parameter.nbytes for parameter in loaded)
-    assert budget.num_blocks == runner.determine_num_blocks()
-    assert budget.max_model_len == runner._model.max_model_len
+    weights = loaded.model.forward.model.parameters()
+    assert budget.weight_bytes == sum(parameter.nbytes for parameter in weights)
+    assert budget.num_blocks == loaded.determine_num_blocks()
+    assert budget.max_model_len == loaded.model.max_model_len
 
 
 def _large(**config: Any) -> Checkpoint:

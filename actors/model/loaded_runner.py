@@ -1,0 +1,154 @@
+"""A model runner before it has a KV cache: loads the model, finds out how many blocks fit, and makes the runner.
+
+LoadedRunner.load(...) -> enable_lora(), if configured -> determine_num_blocks() -> initialize(n), a ModelRunner
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from actors.core.requests.sampling_params import SamplingParams
+from actors.lora_config import LoraConfig
+from actors.model.attention.probe import GeometryProbe
+from actors.model.cache.kv_cache import allocate_kv_cache, make_layout
+from actors.model.cache.kv_cache_size import check_fits, choose_num_blocks
+from actors.model.cache.memory import free_memory_bytes, peak_memory_bytes
+from actors.model.errors import UnsupportedModel
+from actors.model.input_batch import InputBatch
+from actors.model.loader import LoadedModel, load_model
+from actors.model.lora.store import AdapterStore
+from actors.model.model_runner import ModelRunner
+from actors.model.sampling.sampler import sample
+from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.spec_decode.choice import make_proposer
+from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
+from actors.model.tensor_parallel.group import TensorParallelGroup
+from kv_transfer.layout import KVCacheLayout
+
+
+class LoadedRunner:
+    """Holds one rank's model while its KV cache is sized. Not thread-safe: the engine thread owns it."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        cache_config: CacheConfig,
+        scheduler_config: SchedulerConfig,
+        *,
+        is_first_rank: bool = True,
+        draft_model: DraftModel | None = None,
+    ) -> None:
+        """draft_model: guesses tokens; None on other ranks than the first, and if the settings name no draft model."""
+        self.model = model
+        self._cache_config = cache_config
+        self._scheduler_config = scheduler_config
+        self._is_first_rank = is_first_rank
+        self._draft_model = draft_model
+        self._adapters: AdapterStore | None = None
+
+    @classmethod
+    def load(
+        cls,
+        model_config: ModelConfig,
+        cache_config: CacheConfig,
+        scheduler_config: SchedulerConfig,
+        parallel_config: ParallelConfig,
+        group: TensorParallelGroup | None = None,
+    ) -> LoadedRunner:
+        """Load and check the model, and the draft model on the first rank.
+
+        group: the ranks that share the model; None if this rank is the only one
+        Raises CheckpointError, UnsupportedModel or RankLost.
+        """
+        if parallel_config.num_threads:
+            torch.set_num_threads(parallel_config.num_threads)
+        model = load_model(model_config, group)
+        # One rank's guesses are enough: the scheduler gives them to all.
+        is_first_rank = group is None or group.rank == 0
+        draft_model = load_draft_model(model_config, scheduler_config, model) if is_first_rank else None
+        return cls(model, cache_config, scheduler_config, is_first_rank=is_first_rank, draft_model=draft_model)
+
+    def enable_lora(self, config: LoraConfig, on_ready: Callable[[], None]) -> None:
+        """Take requests with adapters, and load the configured adapters.
+
+        The adapters' slots take memory, so call this before determine_num_blocks().
+
+        on_ready: called on another thread when a step is due because an adapter was loaded
+        Raises AdapterRefused, or UnsupportedModel for a model that does not generate.
+        """
+        if not self.model.forward.generates:
+            raise UnsupportedModel(self.model.architecture, "adapters are for models that generate (unset lora)")
+        self._adapters = AdapterStore(config, self.model, self._scheduler_config.max_loras, on_ready)
+        self._adapters.load_configured()
+
+    def determine_num_blocks(self) -> int:
+        """Return how many blocks the cache can have. Where memory decides, profile a run of the largest batch first.
+
+        Raises KVCacheTooSmall, or KVCacheTooLarge if the settings name more than the device has free.
+        """
+        model, cache_config = self.model, self._cache_config
+        block_size_bytes = self._make_layout(1).block_size_bytes
+        is_sized_by_memory = cache_config.num_blocks is None and cache_config.kv_cache_memory_gib is None
+        activation_bytes = peak_memory_bytes(model.device, self._run_largest_batch) if is_sized_by_memory else 0
+        free_bytes = free_memory_bytes(model.device)
+        num_blocks = choose_num_blocks(
+            cache_config,
+            self._scheduler_config,
+            block_size_bytes=block_size_bytes,
+            max_model_len=model.max_model_len,
+            free_memory_bytes=free_bytes - activation_bytes,
+        )
+        check_fits(num_blocks, block_size_bytes, free_bytes)
+        return num_blocks
+
+    def initialize(self, num_blocks: int) -> ModelRunner:
+        """Allocate the KV cache and the persistent batch, and return the runner that computes with them."""
+        layout = self._make_layout(num_blocks)
+        kv_cache = allocate_kv_cache(layout, self.model.device)
+        batch = InputBatch(
+            max_num_seqs=self._scheduler_config.max_num_seqs,
+            max_model_len=self.model.max_model_len,
+            block_size=self._cache_config.block_size,
+        )
+        proposer = make_proposer(self._scheduler_config, batch, self._draft_model) if self._is_first_rank else None
+        return ModelRunner(
+            self.model,
+            layout,
+            kv_cache,
+            batch,
+            max_num_batched_tokens=self._scheduler_config.max_num_batched_tokens,
+            proposer=proposer,
+            adapters=self._adapters,
+        )
+
+    def _make_layout(self, num_blocks: int) -> KVCacheLayout:
+        return make_layout(
+            self.model.geometry,
+            num_blocks=num_blocks,
+            block_size=self._cache_config.block_size,
+            dtype=self.model.dtype,
+            model_fingerprint=self.model.fingerprint,
+        )
+
+    @torch.inference_mode()
+    def _run_largest_batch(self) -> None:
+        """Compute as many tokens and sampled rows as a step can have, without a KV cache."""
+        model, scheduler_config = self.model, self._scheduler_config
+        tokens = torch.arange(scheduler_config.max_num_batched_tokens, device=model.device)
+        num_guesses = 0 if (speculative := scheduler_config.speculative) is None else speculative.max_step_tokens
+        num_rows = min(scheduler_config.max_num_seqs + num_guesses, len(tokens))
+        logits = model.forward(
+            tokens % model.vocab_size,
+            tokens % model.max_model_len,
+            GeometryProbe(model.architecture),
+            tokens[: num_rows + scheduler_config.max_prompt_logprobs_per_step],
+        )
+        if not model.forward.generates:
+            return
+        no_tokens = np.zeros(0, dtype=np.int64)
+        row = SamplingRow(SamplingParams(), no_tokens, no_tokens, model.eos_token_ids)
+        sample(logits[:num_rows], SamplingBatch.of_rows([row] * num_rows))
