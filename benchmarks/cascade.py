@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.model.attention import cascade
-from actors.model.attention.base import AttentionLayer, BatchShape
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.torch_backend import TorchAttention
 
 _BLOCK_SIZE = 16

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.lora_config import LoraConfig
-from actors.model.attention.base import BatchShape
+from actors.model.attention.batch_attention import BatchShape
 from actors.model.loaded_runner import LoadedRunner
 from actors.model.model_runner import ModelRunner
 from cluster.config import DEMO_MODEL

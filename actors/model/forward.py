@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from actors.model.attention.base import BATCH_ARGUMENT, BatchAttention
+from actors.model.attention.batch_attention import BATCH_ARGUMENT, BatchAttention
 from actors.model.config.model_kind import ModelKind
 
 TakeStates = Callable[[Tensor], None]

@@ -21,7 +21,7 @@ from actors.core.outputs.model_runner_output import NO_TOKEN
 from actors.core.outputs.scheduler_output import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.requests.token_rules import TokenRules
-from actors.model.attention.base import BatchShape
+from actors.model.attention.batch_attention import BatchShape
 from actors.model.sampling.prompt_logprobs import PromptLogprobs, PromptParts
 from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow, SamplingTable
 from actors.model.spec_decode.verification import StepDrafts

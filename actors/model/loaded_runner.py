@@ -24,7 +24,7 @@ from actors.model.lora.store import AdapterStore
 from actors.model.model_runner import ModelRunner
 from actors.model.sampling.sampler import sample
 from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
-from actors.model.spec_decode.choice import make_proposer
+from actors.model.spec_decode.configured_proposer import make_proposer
 from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from kv_transfer.layout import KVCacheLayout

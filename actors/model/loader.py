@@ -19,7 +19,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from actors.checkpoint.generation_defaults import GenerationFile, InvalidGenerationConfig, read_generation_file
 from actors.checkpoint.pooling_facts import PoolingFacts
 from actors.config import ModelConfig
-from actors.model.attention.base import register_attention
+from actors.model.attention.batch_attention import register_attention
 from actors.model.attention.probe import GeometryProbe, KVGeometry
 from actors.model.checks.fingerprint import fingerprint_checkpoint
 from actors.model.checks.self_check import check_forward
@@ -43,7 +43,7 @@ from actors.model.pooling.loading import load_pooling
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from actors.model.tensor_parallel.part import ModelShard, SplitLinear, build_shard
 from actors.model.tensor_parallel.plan import shard_heads
-from actors.model.tensor_parallel.weights import CheckpointWeights, DrawnWeights, MergedWeights
+from actors.model.tensor_parallel.weight_sources import CheckpointWeights, DrawnWeights, MergedWeights
 
 logger = logging.getLogger(__name__)
 

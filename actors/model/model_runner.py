@@ -17,7 +17,7 @@ from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.requests.abilities import Ability
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request_limits import ImageFacts
-from actors.model.attention.base import BatchShape
+from actors.model.attention.batch_attention import BatchShape
 from actors.model.attention.torch_backend import TorchAttention
 from actors.model.cache.kv_cache import copy_blocks
 from actors.model.errors import UnsupportedModel

@@ -1,6 +1,6 @@
 """With guesses or without, a request's tokens are the same: greedy and sampled, whatever is guessed.
 
-Tests of actors/model/spec_decode/choice.py, actors/model/spec_decode/proposer.py.
+Tests of actors/model/spec_decode/configured_proposer.py, actors/model/spec_decode/proposer.py.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.model.attention.base import BatchShape
+from actors.model.attention.batch_attention import BatchShape
 from actors.model.attention.cascade import count_shared_blocks
 
 # Decoding sequences share one padded gather while the longest has at most this many times the shortest's blocks.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from actors.model.attention.base import AttentionLayer, BatchShape
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 
 _MIN_SEQUENCES = 4
 _MIN_TOKENS = 2048

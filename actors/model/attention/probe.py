@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from actors.model.attention.base import AttentionLayer
+from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.errors import UnsupportedModel
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from actors.model.attention.base import BatchShape
+from actors.model.attention.batch_attention import BatchShape
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.torch_backend import TorchAttention
 from actors.model.cache.kv_cache import allocate_kv_cache, make_layout

@@ -35,7 +35,7 @@ from actors.model.errors import SelfCheckFailed
 from actors.model.forward import FlatForward
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from actors.model.tensor_parallel.part import compute_buffers
-from actors.model.tensor_parallel.weights import CheckpointWeights, MergedWeights
+from actors.model.tensor_parallel.weight_sources import CheckpointWeights, MergedWeights
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from actors.model.attention.base import ATTENTION_NAME
+from actors.model.attention.batch_attention import ATTENTION_NAME
 from actors.model.config.config_rules import architecture_name, keeps_recurrent_state, refuse_by_config
 from actors.model.config.model_kind import kind_of
 from actors.model.errors import UnsupportedModel

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from actors.model.lora.adapter_weights import ModuleWeights
 from actors.model.lora.lora_step import LoraStep, SharedPart
 from actors.model.lora.targets import LoraTarget
-from actors.model.tensor_parallel.layers import RowParallelLinear
+from actors.model.tensor_parallel.split_layers import RowParallelLinear
 
 
 class LoraContext:

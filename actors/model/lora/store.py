@@ -22,7 +22,7 @@ from actors.model.loader import LoadedModel
 from actors.model.lora.adapter_weights import ModuleWeights, load_weights
 from actors.model.lora.lora_layers import LoraContext, LoraLayer
 from actors.model.lora.lora_step import NO_SLOT, plan_step
-from actors.model.lora.slots import SlotTable
+from actors.model.lora.slot_table import SlotTable
 from actors.model.lora.targets import find_targets
 
 logger = logging.getLogger(__name__)

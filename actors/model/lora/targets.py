@@ -9,9 +9,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from actors.model.tensor_parallel.layers import RowParallelLinear
 from actors.model.tensor_parallel.part import SplitLinear
 from actors.model.tensor_parallel.plan import Split
+from actors.model.tensor_parallel.split_layers import RowParallelLinear
 
 
 @dataclass(frozen=True, slots=True)

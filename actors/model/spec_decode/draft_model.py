@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from actors.config import ModelConfig, SchedulerConfig
-from actors.model.attention.base import BatchShape
+from actors.model.attention.batch_attention import BatchShape
 from actors.model.attention.torch_backend import TorchAttention
 from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from actors.model.attention.base import ATTENTION_NAME
+from actors.model.attention.batch_attention import ATTENTION_NAME
 from actors.model.config.config_rules import architecture_name
 from actors.model.config.model_kind import kind_of
 from actors.model.errors import CheckpointError, UnsupportedModel
 from actors.model.tensor_parallel.group import TensorParallelGroup
-from actors.model.tensor_parallel.layers import GatheredLinear, RowParallelLinear
 from actors.model.tensor_parallel.plan import LayerShard, Split, plan_shards, shard_heads
-from actors.model.tensor_parallel.weights import WeightSource
+from actors.model.tensor_parallel.split_layers import GatheredLinear, RowParallelLinear
+from actors.model.tensor_parallel.weight_sources import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

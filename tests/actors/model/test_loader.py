@@ -17,7 +17,7 @@ from torch import Tensor
 
 from actors.config import ModelConfig
 from actors.model.attention import torch_backend
-from actors.model.attention.base import AttentionLayer
+from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.errors import CheckpointError, SelfCheckFailed, UnsupportedModel
 from actors.model.loader import LoadedModel, load_model
 from tests.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS, SLIDING_WINDOW, VOCAB_SIZE, make_checkpoint

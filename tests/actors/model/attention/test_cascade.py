@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actors.model.attention import cascade
-from actors.model.attention.base import AttentionLayer, BatchShape
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import CacheShape, plan_window
 from actors.model.attention.torch_backend import TorchAttention
 from tests.actors.model.attention.test_torch_backend import attend_densely

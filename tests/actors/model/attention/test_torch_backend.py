@@ -1,6 +1,6 @@
 """The paged backend against attention written out, over random batches.
 
-Tests of actors/model/attention/base.py, actors/model/attention/batch_plan.py.
+Tests of actors/model/attention/batch_attention.py, actors/model/attention/batch_plan.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from actors.model.attention.base import AttentionLayer, BatchShape
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import CacheShape, plan_window
 from actors.model.attention.torch_backend import TorchAttention
 

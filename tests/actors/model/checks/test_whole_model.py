@@ -1,6 +1,6 @@
 """A model split over ranks is compared with the whole one, which is read a layer at a time.
 
-Tests of actors/model/checks/self_check.py, actors/model/tensor_parallel/weights.py.
+Tests of actors/model/checks/self_check.py, actors/model/tensor_parallel/weight_sources.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from actors.config import ModelConfig
 from actors.model import loader
-from actors.model.attention.base import ATTENTION_NAME
+from actors.model.attention.batch_attention import ATTENTION_NAME
 from actors.model.checks import whole_model
 from actors.model.checks.whole_model import decoder_layers, run_from_files
 from actors.model.errors import SelfCheckFailed
 from actors.model.loader import load_model
 from actors.model.tensor_parallel import part as tensor_parallel
 from actors.model.tensor_parallel.part import _Part
-from actors.model.tensor_parallel.weights import WeightSource
+from actors.model.tensor_parallel.weight_sources import WeightSource
 from tests.actors.model.ranks import on_each_rank
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 

@@ -1,6 +1,6 @@
 """Each token gets what its own adapter adds, and nothing of anybody else's.
 
-Tests of actors/model/lora/slots.py, actors/model/lora/lora_step.py, actors/model/lora/targets.py,
+Tests of actors/model/lora/slot_table.py, actors/model/lora/lora_step.py, actors/model/lora/targets.py,
 actors/model/lora/adapter_weights.py.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from actors.model.lora.adapter_weights import ModuleWeights
 from actors.model.lora.lora_layers import LoraContext, LoraLayer
 from actors.model.lora.lora_step import MIN_RUN_TOKENS, NO_SLOT, plan_step
-from actors.model.lora.slots import SlotTable
+from actors.model.lora.slot_table import SlotTable
 from actors.model.lora.targets import LoraTarget
 
 NUM_IN, NUM_OUT, MAX_RANK = 12, 10, 4

@@ -1,6 +1,6 @@
 """A model split over ranks gives the whole model's logits, bit for bit the same on every rank.
 
-Tests of actors/model/tensor_parallel/group.py, actors/model/tensor_parallel/layers.py,
+Tests of actors/model/tensor_parallel/group.py, actors/model/tensor_parallel/split_layers.py,
 actors/model/tensor_parallel/mesh.py, actors/model/tensor_parallel/plan.py,
 actors/model/tensor_parallel/rank_calls.py, actors/model/tensor_parallel/rank_peers.py.
 """
