@@ -137,7 +137,7 @@ class NoEngineAvailable(ClusterError):
     """No engine serves, or none that could do what was asked. A suitable engine may become ready a moment later."""
 
     def __init__(self, what: str = "serves") -> None:
-        """what: a verb, and what else completes the sentence "no engine …" """
+        """what: completes the sentence that begins with "no engine", such as "computes prompts", for the message"""
         super().__init__(f"no engine {what}; retry when one is ready")
 
 

@@ -1,4 +1,4 @@
-"""Makes glibc's allocator give freed memory back to the system; it keeps much of it by default.
+"""Makes glibc's allocator give freed memory back to the system; by default the allocator keeps much of the memory.
 
 With other allocators the functions do nothing.
 """

@@ -251,7 +251,7 @@ class Attempt:
 
     @property
     def prefill_timings(self) -> RequestTimings | None:
-        """The times of the engine that computed the prompt, if it has reported."""
+        """The times of the engine that computed the prompt; None if that engine has not reported any."""
         # After a migration the successor finds blocks that its predecessor computed; only the first engine's count.
         decode = self._predecessors[0] if self._predecessors else self._decode
         return (self._prefill and self._prefill.timings) or decode.timings

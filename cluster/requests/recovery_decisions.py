@@ -146,7 +146,7 @@ class RecoveryDecisions:
     def migrate(
         self, output_token_ids: Sequence[int], here: EngineDescriptor, preemption: Preemption
     ) -> EngineCoreRequest:
-        """Make the request for the engine that it migrates to, which fetches the blocks still cached at `here`."""
+        """Make the request for the engine to migrate to, which fetches the blocks that are still cached at `here`."""
         self._num_migrations += 1
         source = PrefixSource(here.kv_address, preemption.num_computed_tokens)
         return replace(self._resubmit(output_token_ids), prefix_source=source, encoder_inputs=())

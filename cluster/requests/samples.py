@@ -137,7 +137,7 @@ class SharedPrompt:
 
     @property
     def is_computed(self) -> bool:
-        """Whether an engine has the prompt's KV, as far as is known; less than a block of it is left to compute."""
+        """Whether an engine is known to have the prompt's KV, so that less than a block is left to compute."""
         return self._home is not None
 
     @property

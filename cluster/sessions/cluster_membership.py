@@ -44,7 +44,7 @@ class Membership:
         return replace(self, version=self.version + 1, adapters=tuple(adapters))
 
     def with_model(self, model: ServedModel) -> Membership:
-        """Return the next version, which has this model in place of one with the same number; this one if it has it.
+        """Return the next version, which has this model in place of one with the same number; itself if unchanged.
 
         The controller adds a model before the first engine of it serves, so that ingresses have time to load its
         tokenizer. A model that no engine has any more is dropped once engines of a newer one serve.

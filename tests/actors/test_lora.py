@@ -103,7 +103,7 @@ def test_an_adapter_that_cannot_be_loaded_ends_its_requests_alone(
             "are not those that the request means": before,
             "have the shapes": adapter_of(unfit),
             "its rank is 16; max_lora_rank is 8": adapter_of(high),
-            "is in none of lora.allowed_directories": outside,
+            "is not in lora.allowed_directories": outside,
             "fine": good,
         }
         for reason, adapter in asked.items():

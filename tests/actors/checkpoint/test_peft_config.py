@@ -67,7 +67,7 @@ def test_target_modules_are_endings_of_names_or_a_pattern_for_all_of_it(
         ({"init_lora_weights": "pissa_niter_4"}, "changed base weights"),
         ({"use_something_new": True}, "it uses use_something_new, which is not served"),
         ({"target_modules": None}, "no target_modules"),
-        ({"target_modules": "("}, "no regular expression"),
+        ({"target_modules": "("}, "not a regular expression"),
         ({"r": 0}, "r: Input should be greater than or equal to 1"),
     ],
 )
