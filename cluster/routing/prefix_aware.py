@@ -76,7 +76,7 @@ class PrefixAwarePair:
             self._adapters.popitem(last=False)
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
-        """Note that the decode engine has the KV of prompt and output, except for the last token, which nothing read."""
+        """Note that the decode engine has the KV of all tokens but the last one, which no step has read."""
         token_ids = [*request.prompt_token_ids[:MAX_TOKENS], *output_token_ids][:-1]
         self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
 

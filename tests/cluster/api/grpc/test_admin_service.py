@@ -116,7 +116,7 @@ async def test_the_clusters_secret_is_replaced_or_the_file_is_named_where_it_is(
     async with client_of(FakeAdmin()) as client:
         assert not await client.rotate_secret()
         assert await client.rotate_secret()
-        with pytest.raises(CallFailed, match="cluster_secret_file, /etc/raypd/secret: put a new one") as refused:
+        with pytest.raises(CallFailed, match="cluster_secret_file, /etc/raypd/secret: write a new secret") as refused:
             await client.rotate_secret()
     assert refused.value.code is grpc.StatusCode.FAILED_PRECONDITION
 
