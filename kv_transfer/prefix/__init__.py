@@ -1,1 +1,1 @@
-"""Prefixes from another engine's cache: when to fetch them, and from where."""
+"""Prefixes from another engine's cache: deciding when to fetch them, and the scheduler's side of a fetch."""

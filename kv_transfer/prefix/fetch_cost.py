@@ -1,8 +1,9 @@
-"""Whether a prefix is quicker fetched or computed, from what both have taken so far.
+"""Estimates whether fetching a prefix is quicker than computing it, from the times that both have taken so far.
 
-Both times are straight lines in their amounts, fitted to what was seen by least squares that forget: a start-up cost
-and a cost per token or block. Until a line is known, a fetch is tried: that is how it becomes known. It is tried once
-in a while when the lines speak against it, too, for machines and networks change.
+Each time is modelled as a straight line: a start-up cost, and a cost for each token or block. The lines are fitted by
+least squares with exponential forgetting (each observation weighs 0.98 of the next one). While a line is not known, a
+fetch is tried, so that it becomes known. One in a hundred fetches that the lines advise against is tried as well,
+because machines and networks change.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from dataclasses import dataclass
 from typing import Final
 
 _MEMORY: Final = 0.98
-"""Weight of an observation relative to the next one: about the last 50 count."""
+"""The weight of an observation relative to the next one: about the last 50 observations count."""
 _MIN_OBSERVATIONS: Final = 3
 _MAX_DECLINED: Final = 100
 
 
 @dataclass(slots=True)
 class LinearCost:
-    """seconds = start-up + amount * slope, neither below zero.
+    """A line that is fitted to observations: seconds = start-up + amount * slope, neither below zero.
 
-    is_start_up: what to think while all amounts seen are alike: that the time is all start-up, or else all slope
+    is_start_up: the assumption while all observed amounts are equal: True: all of the time is start-up; False: all of
+                 it is proportional to the amount
     """
 
     is_start_up: bool = False
@@ -32,7 +34,7 @@ class LinearCost:
     _num_observations: int = 0
 
     def observe(self, amount: float, seconds: float) -> None:
-        """Something of this amount took so long."""
+        """Add an observation: something of this amount took so many seconds."""
         self._weight = self._weight * _MEMORY + 1.0
         self._x = self._x * _MEMORY + amount
         self._y = self._y * _MEMORY + seconds
@@ -41,7 +43,7 @@ class LinearCost:
         self._num_observations += 1
 
     def estimate(self, amount: float) -> float | None:
-        """Seconds for this amount; None until enough has been seen."""
+        """Return the seconds for an amount; None before three observations."""
         if self._num_observations < _MIN_OBSERVATIONS:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
@@ -53,24 +55,24 @@ class LinearCost:
 
 
 class FetchCost:
-    """Belongs to the engine thread."""
+    """The costs of fetching and of computing, as one engine has observed them. It belongs to the engine thread."""
 
     def __init__(self) -> None:
         self._compute = LinearCost()
-        # The hopeful guess: so other amounts are tried as well, and the line becomes known.
+        # The favourable assumption: so fetches of other amounts are tried as well, and the line becomes known.
         self._fetch = LinearCost(is_start_up=True)
         self._num_declined = 0
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step computed so many tokens."""
+        """Note how long a step took that computed so many tokens."""
         self._compute.observe(num_tokens, seconds)
 
     def observe_fetch(self, num_blocks: int, seconds: float) -> None:
-        """A fetch brought so many blocks, from its start to its report."""
+        """Note how long a fetch that brought so many blocks took, from its start to its report."""
         self._fetch.observe(num_blocks, seconds)
 
     def is_worth_it(self, num_blocks: int, num_spared_tokens: int) -> bool:
-        """Whether fetching the blocks is quicker than computing the tokens that it spares."""
+        """Return whether to fetch the blocks rather than compute the tokens that the fetch spares."""
         if num_spared_tokens <= 0:
             return False
         fetch_s, compute_s = self._fetch.estimate(num_blocks), self._compute.estimate(num_spared_tokens)

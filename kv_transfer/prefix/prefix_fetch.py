@@ -1,8 +1,8 @@
-"""Prefixes from other engines' caches, the scheduler's side of both ends.
+"""Prefixes from other engines' caches: the scheduler's side, at both ends of a fetch.
 
-To the links a fetch is a transfer like a handoff's: its consumer names block hashes with its READY, its producer sends
-what its prefix cache has of them, from the first one on, and says PREFIX_SENT. The producer has no request for it: the
-blocks are pinned until they have left or the link is dead.
+To the links a fetch is a transfer like a handoff. The consumer names block hashes in its READY. The producer sends
+those of the blocks that its prefix cache has, from the first one on, and ends with PREFIX_SENT. The producer has no
+request for a fetch: the blocks are pinned until they have left or the link is dead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kv_transfer.prefix.fetch_cost import FetchCost
 
 @dataclass(frozen=True, slots=True)
 class FetchAnswer:
-    """What is sent to an engine that wants it: so many tokens, in these blocks."""
+    """The answer to another engine's fetch: the KV, or the bytes, of num_tokens slots in these blocks; perhaps none."""
 
     want: WantedFetch
     block_ids: tuple[int, ...]
@@ -33,7 +33,7 @@ def add_fetches(
     cancels: Sequence[TransferKey],
     answers: Sequence[FetchAnswer],
 ) -> KVConnectorMetadata:
-    """The metadata with fetches that begin or are cancelled, and with what is sent for others' fetches."""
+    """Return the metadata with fetches that begin or are cancelled, and with the answers to other engines' fetches."""
     producers, progress, finishes = [], [], []
     for answer in answers:
         want, key, num_tokens = answer.want, answer.want.answer_key, answer.num_tokens
@@ -59,7 +59,11 @@ class _Fetch:
 
 
 class PrefixFetches:
-    """Belongs to the engine thread. identity: names this engine's fetches; clock: monotonic, in seconds."""
+    """This engine's fetches, by request id, and its answers to other engines' fetches.
+
+    The object belongs to the engine thread. Invariant: a fetch is here from reserve() to end(), whether start() was
+    called or not; at most max_fetches are here.
+    """
 
     def __init__(
         self,
@@ -70,7 +74,10 @@ class PrefixFetches:
         cost: FetchCost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """max_fetches: under way at once; 0: none is made, but others get what they want."""
+        """identity: makes the ids of this engine's fetches unique in the cluster; clock: monotonic, in seconds
+
+        max_fetches: the most fetches under way at once; 0: this engine fetches nothing, but answers others
+        """
         self._identity = identity
         self._block_size = block_size
         self._max_fetches = max_fetches
@@ -90,9 +97,10 @@ class PrefixFetches:
         num_local_blocks: int,
         num_stored_blocks: int,
     ) -> int:
-        """How many of these blocks are to be fetched, 0 if that is not worth it.
+        """Reserve a fetch, and return how many of these blocks it will ask for; 0 if no fetch is worth it.
 
-        block_hashes: the request's blocks after num_local_blocks, of which num_stored_blocks are to be had from a store
+        block_hashes:      of the request's blocks after the first num_local_blocks
+        num_stored_blocks: how many of these blocks, from the first one on, a store can bring
         """
         num_blocks = min(len(block_hashes), source.num_tokens // self._block_size - num_local_blocks)
         num_spared_tokens = (num_blocks - num_stored_blocks) * self._block_size
@@ -102,7 +110,7 @@ class PrefixFetches:
         return num_blocks
 
     def start(self, request_id: str, block_ids: Sequence[int]) -> bool:
-        """Fetch into these blocks; returns whether the request has reserved a fetch."""
+        """Begin the request's fetch, into these blocks; return False if it has reserved none."""
         fetch = self._fetches.get(request_id)
         if fetch is None:
             return False
@@ -116,29 +124,32 @@ class PrefixFetches:
         return True
 
     def cancel(self, request_id: str) -> bool:
-        """It is not wanted any more; returns whether the request has reserved a fetch."""
+        """Cancel the request's fetch, whose report still comes; return False if it has reserved none."""
         if request_id not in self._fetches:
             return False
         self._cancels.append(_key(request_id))
         return True
 
     def end(self, request_id: str, num_blocks: int) -> bool:
-        """It has brought so many blocks, or was not started; returns whether the request had reserved a fetch."""
+        """End the request's fetch, which has brought so many blocks; return False if it had reserved none.
+
+        num_blocks: 0 if the fetch was not started
+        """
         fetch = self._fetches.pop(request_id, None)
         if fetch is not None and num_blocks:
             self._cost.observe_fetch(num_blocks, self._clock() - fetch.started_s)
         return fetch is not None
 
     def answer(self, want: WantedFetch, block_ids: Sequence[int]) -> None:
-        """Send another engine these blocks, perhaps none."""
+        """Send these blocks, perhaps none, to the engine that fetches them."""
         self._answers.append(FetchAnswer(want, tuple(block_ids), len(block_ids) * self._block_size))
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step computed so many tokens."""
+        """Note how long a step took that computed so many tokens."""
         self._cost.observe_step(num_tokens, seconds)
 
     def add_to(self, metadata: KVConnectorMetadata) -> KVConnectorMetadata:
-        """The metadata with what was collected, once."""
+        """Return the metadata with everything that was collected since the last call."""
         if not (self._reservations or self._cancels or self._answers):
             return metadata
         metadata = add_fetches(metadata, self._reservations, self._cancels, self._answers)

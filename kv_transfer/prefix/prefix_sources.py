@@ -1,7 +1,8 @@
-"""Where else a request's prefix may be, in stores or in another engine's cache: what the scheduler sees of them.
+"""The places outside the KV cache where a request's prefix may be, stores and other engines' caches, for the scheduler.
 
-Bookkeeping only, in the engine thread: no call blocks or does I/O. A load goes reserve() -> start() -> its report
--> end(); a reservation that is not started ends at once, by end(request_id, 0).
+The object keeps books only, in the engine thread: no call blocks or does I/O. A load goes through reserve(), start(),
+its report, and end(), in this order; cancel() may come before the report. A reservation that is not started is ended
+at once, by end(request_id, 0).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from kv_transfer.stores.store_set import StoreSet
 
 
 class PrefixSources:
-    """Either may be missing."""
+    """Stores and fetches, either of which may be missing. A load comes from one of the two."""
 
     def __init__(self, stores: StoreSet | None, fetches: PrefixFetches | None) -> None:
         self.stores = stores
@@ -30,10 +31,11 @@ class PrefixSources:
         source: PrefixSource | None = None,
         num_local_blocks: int = 0,
     ) -> int:
-        """How many of these, from the first one on, can be brought: by the source if that is worth it, or by stores.
+        """Reserve a load, and return how many of these blocks, from the first one on, it can bring; 0 if none.
 
+        The source is preferred if fetching from it is worth it; otherwise stores bring what they have.
         block_hashes: of the request's next blocks, after its first num_local_blocks
-        source: an engine that is thought to have some of them
+        source:       an engine that probably has some of the blocks
         """
         num_stored = self.stores.reserve(request_id, block_hashes) if self.stores is not None else 0
         if source is None or self._fetches is None:
@@ -44,36 +46,36 @@ class PrefixSources:
         return num_fetched or num_stored
 
     def start(self, request_id: str, block_ids: Sequence[int]) -> None:
-        """Bring what was reserved into these blocks of the KV cache."""
+        """Begin the load that was reserved, into these blocks of the KV cache."""
         if self._fetches is not None and self._fetches.start(request_id, block_ids):
             return
-        assert self.stores is not None, "somebody has reserved it"
+        assert self.stores is not None, "a load that is no fetch was reserved in stores"
         self.stores.start(request_id, block_ids)
 
     def cancel(self, request_id: str) -> None:
-        """A load is not wanted any more; its report still comes."""
+        """Cancel a load; its report still comes."""
         if self._fetches is not None and self._fetches.cancel(request_id):
             return
-        assert self.stores is not None, "somebody has reserved it"
+        assert self.stores is not None, "a load that is no fetch was reserved in stores"
         self.stores.cancel(request_id)
 
     def end(self, request_id: str, num_blocks: int) -> None:
-        """A load brought so many blocks, or was not started."""
+        """End a load, which has brought so many blocks; 0 if it was not started. Unknown ones are ignored."""
         if not (self._fetches is not None and self._fetches.end(request_id, num_blocks)) and self.stores is not None:
             self.stores.end(request_id, num_blocks)
 
     def answer(self, want: WantedFetch, block_ids: Sequence[int]) -> None:
-        """Send another engine these blocks, perhaps none. Reports on that have the want's answer_key."""
+        """Send these blocks, perhaps none, to the engine that fetches them. The reports' key is want.answer_key."""
         assert self._fetches is not None, "an engine that has links to others has fetches"
         self._fetches.answer(want, block_ids)
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """A step computed so many tokens: what that takes decides whether others are asked instead."""
+        """Note how long a step took that computed so many tokens: fetches are compared with it."""
         if self._fetches is not None:
             self._fetches.observe_step(num_tokens, seconds)
 
     def add_to(self, metadata: KVConnectorMetadata) -> KVConnectorMetadata:
-        """The metadata with what was collected for the worker side, once."""
+        """Return the metadata with everything that was collected for the worker side since the last call."""
         if self._fetches is not None:
             metadata = self._fetches.add_to(metadata)
         stores = None if self.stores is None else self.stores.take_metadata()

@@ -1,1 +1,1 @@
-"""The two sides of the connector that engines use: the scheduler's, and the workers' in layers around the agent."""
+"""The connector's two sides, as engines use them: the scheduler's, and the workers' in layers around the agent."""

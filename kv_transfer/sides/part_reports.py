@@ -1,7 +1,7 @@
-"""One report for a transfer on which several links, or several ranks, work: each of them is a part.
+"""Makes one report of the reports of a transfer's parts: each link, or each rank, that works on a transfer is a part.
 
-A transfer is ready, sent or received when all of its parts are; it has failed as soon as one has. Parts report as one
-link does: each thing at most once, and "finished" (sending or receiving) last.
+A transfer is ready, sent or received when all of its parts are; it has failed as soon as one part has. Each part
+reports each kind of event at most once, and FinishedSending or FinishedReceiving last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kv_transfer.connector.reports import (
 from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.transfer_stats import TransferStats, TransferTimings
 
-# The gravest first. A producer that has finished the request itself has told its client so, whatever else happened.
+# The gravest outcome first. A producer that has finished a request itself has answered the client, in any case.
 _GRAVITY = (LoadOutcome.RELEASED, LoadOutcome.FAILED, LoadOutcome.CANCELLED, LoadOutcome.LOADED)
 
 _MAX_WANTS: Final = 1024
@@ -41,17 +41,21 @@ class _Transfer:
 
 
 class PartReports:
-    """Belongs to one thread. Remembers a transfer from its first part's report to its last part's."""
+    """The reports that some of a transfer's parts have made, while other parts have still to report.
+
+    The object belongs to one thread. Invariant: a transfer is kept from its first part's report to its last part's.
+    The bytes of a fetch are not merged, so engines of several ranks fetch none: models with images run on one rank.
+    """
 
     def __init__(self, num_parts: Callable[[TransferKey], int]) -> None:
-        """num_parts: of a whole transfer."""
+        """num_parts: returns the number of parts of the whole transfer with this key"""
         self._num_parts = num_parts
         self._transfers: dict[TransferKey, _Transfer] = {}
         self._loads: dict[str, list[LoadedBlocks]] = {}
         self._wants = WantCounts()
 
     def add(self, report: TransferReport) -> list[TransferReport]:
-        """Take in one part's report; returns what is now true of its whole transfer."""
+        """Take in one part's report, and return the reports that are now true of its whole transfer."""
         match report:
             case FinishedLoading(request_id, loaded):
                 return self._add_load(request_id, loaded)
@@ -94,25 +98,25 @@ class PartReports:
 
 
 class WantCounts:
-    """Counts the parts of fetches that others want, until all of a fetch's have come."""
+    """Counts the parts of other engines' fetches, until every part of a fetch has come. At most 1024 are counted."""
 
     def __init__(self) -> None:
         self._num_parts: dict[str, int] = {}
 
     def is_last(self, transfer_id: str, num_parts: int) -> bool:
-        """Count a part; returns whether it is the last one of so many."""
+        """Count a part, and return whether it is the last of num_parts."""
         count = self._num_parts.pop(transfer_id, 0) + 1
         if count == num_parts:
             return True
         self._num_parts[transfer_id] = count
         if len(self._num_parts) > _MAX_WANTS:
-            # The rest of the oldest one never came, and its asker has given up by now.
+            # The other parts of the oldest fetch never came; the engine that fetches has given up by now.
             del self._num_parts[next(iter(self._num_parts))]
         return False
 
 
 def merge_received(parts: list[ReceivedKV]) -> ReceivedKV:
-    """What became of a load whose parts ended so: the gravest outcome, and the tokens that all parts have."""
+    """Return the result of a load whose parts ended so: the gravest outcome, and the tokens that all parts have."""
     worst = min(parts, key=lambda part: _GRAVITY.index(part.outcome))
     return ReceivedKV(
         outcome=worst.outcome,
@@ -124,7 +128,7 @@ def merge_received(parts: list[ReceivedKV]) -> ReceivedKV:
 
 
 def _merge_timings(parts: list[TransferTimings]) -> TransferTimings | None:
-    """Parts move side by side, the same blocks of different heads."""
+    """Merge the timings of parts that moved at the same time: the same blocks, of different heads."""
     if not parts:
         return None
     return TransferTimings(
@@ -137,7 +141,7 @@ def _merge_timings(parts: list[TransferTimings]) -> TransferTimings | None:
 
 
 def add_stats(parts: Iterable[TransferStats]) -> TransferStats:
-    """Counters over all ranks; transfers, links and pinned blocks are counted once on each rank."""
+    """Return the counters of all ranks together. Transfers, links and pinned blocks count once on each rank."""
     total = TransferStats()
     for part in parts:
         for counter in fields(TransferStats):

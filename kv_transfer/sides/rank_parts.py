@@ -1,8 +1,8 @@
-"""The worker side of one tensor-parallel rank: each request becomes one transfer for every peer rank with common heads.
+"""The worker side of one tensor-parallel rank: cuts each transfer into one part for every peer rank with common heads.
 
 Ranks are engines to each other: every pair of ranks has links and transfers of its own, which know nothing of the
-others. Here a request is cut into such parts and their reports are put together again. A producer's rank may have no
-part in a transfer at all (a replica that no consumer takes its heads from), and then has nothing to wait for.
+others. Here a transfer is cut into parts, and the parts' reports are put together again. A producer's rank may have no
+part in a transfer (a replica from which no consumer takes heads); it reports at once that it is ready, and sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,11 @@ from kv_transfer.sides.part_reports import PartReports, WantCounts
 
 
 class RankParts:
-    """A KVConnectorWorker around another that knows only transfers between two ranks."""
+    """A KVConnectorWorker around another one, which knows only transfers between two ranks.
+
+    The object belongs to the engine thread. Invariant: a transfer's parts are known from the step that begins it until
+    the whole transfer is reported as finished.
+    """
 
     def __init__(self, pairs: KVConnectorWorker, layout: KVCacheLayout) -> None:
         self._pairs = pairs
@@ -39,7 +43,7 @@ class RankParts:
         self._news = KVConnectorOutput()
 
     def start_step(self, metadata: KVConnectorMetadata) -> None:
-        """Before the forward."""
+        """Begin what a step asks for, each transfer cut into its parts."""
         new_producers = tuple(
             (part, params, num_prompt_tokens)
             for key, ticket, num_prompt_tokens in metadata.new_producers
@@ -57,11 +61,11 @@ class RankParts:
         self._pairs.start_step(KVConnectorMetadata(new_producers, reservations, progress, finishes, cancels))
 
     def finish_step(self, metadata: KVConnectorMetadata) -> None:
-        """After the forward."""
+        """Let the blocks leave that the step's forward pass has completed."""
         self._pairs.finish_step(KVConnectorMetadata(progress=self._progress(metadata.progress)))
 
     def take_output(self) -> KVConnectorOutput:
-        """What happened since the last call, to whole requests."""
+        """Return the reports since the last call that are true of whole transfers."""
         news, self._news = self._news, KVConnectorOutput()
         parts = self._pairs.take_output()
         for report in parts.reports:
@@ -76,7 +80,7 @@ class RankParts:
         return news
 
     def _take_want(self, want: WantedFetch) -> list[TransferReport]:
-        """The whole fetch, once every part has come of it that concerns this rank."""
+        """Return the report of a whole fetch once every part of it that concerns this rank has come."""
         fetch_id = want.fetch.fetch_id
         routes = plan_transfer(self._layout.total_num_kv_heads, self._layout.tp_size, want.peer.tp_size)
         num_parts = sum(route.producer_rank == self._layout.tp_rank for route in routes)
@@ -91,7 +95,7 @@ class RankParts:
         self._pairs.shutdown()
 
     def _cut(self, key: TransferKey, ticket: KVTransferParams) -> list[tuple[TransferKey, KVTransferParams]]:
-        """A request's parts and their tickets: both ends of a part give it the same transfer id."""
+        """Note a transfer's parts, and return their keys and tickets. Both ends of a part give it one transfer id."""
         layout, peer = self._layout, ticket.peer
         is_producer = ticket.role is TransferRole.PRODUCER
         sizes = (layout.tp_size, peer.tp_size) if is_producer else (peer.tp_size, layout.tp_size)

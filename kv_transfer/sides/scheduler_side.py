@@ -1,4 +1,4 @@
-"""The connector's scheduler side: bookkeeping in the engine thread, nothing else."""
+"""The connector's scheduler side: it keeps the books of handoffs, in the engine thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from kv_transfer.params import KVTransferParams, TransferRole
 
 @dataclass(slots=True)
 class _Request:
-    """One request with a ticket. is_ready: producer, READY is in. is_loading: consumer, its report is outstanding."""
+    """One request with a ticket.
+
+    is_ready:   at a producer: READY has arrived
+    is_loading: at a consumer: the load was begun, and its report has not come
+    """
 
     params: KVTransferParams
     num_prompt_tokens: int
@@ -23,7 +27,11 @@ class _Request:
 
 
 class SchedulerSide:
-    """A KVConnectorScheduler. Every producer's request is held until finished_sending, every load until its report."""
+    """A KVConnectorScheduler for handoffs.
+
+    Invariants: a producer's request is here until it ends; a consumer's until its load is reported, or until it ends if
+    no load was begun. _num_loading is the number of requests here with is_loading.
+    """
 
     def __init__(self, config: KVTransferConfig, block_size: int) -> None:
         self._max_reserved_requests = config.max_reserved_requests
@@ -36,7 +44,7 @@ class SchedulerSide:
         self._cancels: list[TransferKey] = []
 
     def on_new_request(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int) -> None:
-        """Take note of a request with a ticket."""
+        """Take note of a request with a ticket; see KVConnectorScheduler."""
         self._requests[request_id] = _Request(params, num_prompt_tokens)
         if params.role is TransferRole.PRODUCER:
             self._new_producers.append((TransferKey.of_handoff(request_id), params, num_prompt_tokens))
@@ -53,7 +61,7 @@ class SchedulerSide:
         return request.num_prompt_tokens - num_local_tokens, True
 
     def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_local_tokens: int) -> None:
-        """The consumer's blocks are allocated: the next metadata carries the reservation."""
+        """Note that a consumer's blocks are allocated; see KVConnectorScheduler."""
         request = self._requests[request_id]
         request.is_loading = True
         self._num_loading += 1
@@ -69,7 +77,7 @@ class SchedulerSide:
         )
 
     def build_connector_meta(self, progress: Sequence[ProducerProgress]) -> KVConnectorMetadata:
-        """Collect what this step asks of the worker side."""
+        """Return what this step asks of the worker side; see KVConnectorScheduler."""
         metadata = KVConnectorMetadata(
             new_producers=tuple(self._new_producers),
             reservations=tuple(self._reservations),
@@ -81,7 +89,7 @@ class SchedulerSide:
         return metadata
 
     def update_connector_output(self, output: KVConnectorOutput) -> None:
-        """Take in what the worker side reported."""
+        """Take in the worker side's reports on handoffs; see KVConnectorScheduler."""
         for report in output.reports:
             match report:
                 case ReadyToPrefill(TransferKey(TransferKind.HANDOFF, request_id)):
@@ -101,12 +109,12 @@ class SchedulerSide:
             self._finishes.append(ProducerFinish(TransferKey.of_handoff(request_id), end, first_token_id))
             return True
         if request.is_loading:
-            # It stays here until its report: the load still counts.
+            # The request stays here until its load is reported: the load still counts.
             self._cancels.append(TransferKey.of_handoff(request_id))
             return True
         del self._requests[request_id]
         return False
 
     def cancel_load(self, request_id: str) -> None:
-        """End a consumer's load that took too long."""
+        """Cancel a consumer's load; see KVConnectorScheduler."""
         self._cancels.append(TransferKey.of_handoff(request_id))

@@ -1,11 +1,13 @@
-"""Bytes that are no KV, and travel like it: staged in blocks of the KV cache for as long as a link moves them.
+"""Sends bytes that are no KV like KV: they are staged in blocks of the KV cache for as long as a link moves them.
 
-So links, their registered memory, checksums and deadlines are those that KV has. A transfer of staged bytes is a fetch
-(connector/fetches.py) that names the bytes. Who has them stages them when READY is in, who asked reads
-them when its report is in; the blocks belong to no request and go back to the scheduler with the same reports.
+So such bytes use the same links, memory, checksums and deadlines as KV. A transfer of staged bytes is a fetch
+(connector/fetches.py) that names the bytes. The engine that has the bytes stages them when READY has arrived; the
+engine that fetches them reads them out of its blocks when the load is reported. At both ends the blocks belong to no
+request, and go back to the scheduler with the same reports.
 
-The bytes run through the blocks token by token, so that they survive block sizes that differ. Invariant: a slot of a
-free block holds finite numbers, which arbitrary bytes may not be: what was staged is zeroed before its blocks are free.
+The bytes run through the blocks token by token, so that they arrive in order at an engine with another block size.
+Invariant: a slot of a free block holds finite numbers. Arbitrary bytes may be none, so blocks are zeroed before they
+are free.
 """
 
 from __future__ import annotations
@@ -31,15 +33,20 @@ from kv_transfer.connector.steps import KVConnectorMetadata
 
 @dataclass(frozen=True, slots=True)
 class _Awaited:
+    """The blocks into which bytes are fetched, and how many slots (tokens) of them the bytes take."""
+
     block_ids: tuple[int, ...]
     num_tokens: int
 
 
 class StagingSide:
-    """A KVConnectorWorker around another. Belongs to the thread that steps, like the KV cache itself."""
+    """A KVConnectorWorker around another one, which moves the blocks.
+
+    The object belongs to the thread that steps, like the KV cache itself.
+    """
 
     def __init__(self, links: KVConnectorWorker, kv_cache: Tensor) -> None:
-        """kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]"""
+        """links: moves the blocks; kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]"""
         self._links = links
         self._blocks = kv_cache.view(_widest_word(kv_cache.shape[-1] * kv_cache.itemsize))
         self._slots = self._blocks.permute(0, 4, 1, 2, 3, 5)
@@ -47,7 +54,7 @@ class StagingSide:
         self._awaited: dict[TransferKey, _Awaited] = {}
 
     def start_step(self, metadata: KVConnectorMetadata) -> None:
-        """Before the forward."""
+        """Write the bytes that this step sends into their blocks, then begin what the step asks for."""
         for staged in metadata.staged:
             self._write(staged.block_ids, staged.data)
             self._sending[staged.key] = staged.block_ids
@@ -58,11 +65,11 @@ class StagingSide:
         self._links.start_step(replace(metadata, staged=()) if metadata.staged else metadata)
 
     def finish_step(self, metadata: KVConnectorMetadata) -> None:
-        """After the forward."""
+        """Let the blocks leave that the step's forward pass has completed."""
         self._links.finish_step(metadata)
 
     def take_output(self) -> KVConnectorOutput:
-        """What happened since the last call, with the bytes that came."""
+        """Return the reports since the last call, with the bytes that have come; zero the blocks that held bytes."""
         output = self._links.take_output()
         if self._sending or self._awaited:
             output.reports = [self._with_bytes(report) for report in output.reports]
@@ -73,7 +80,7 @@ class StagingSide:
         self._links.shutdown()
 
     def _with_bytes(self, report: TransferReport) -> TransferReport:
-        """The report with the bytes that have come, if it says so; blocks that are over are zeroed."""
+        """Add the received bytes to a report of their fetch; zero the blocks of a transfer that is over."""
         match report:
             case FinishedSending(key) if key in self._sending:
                 self._wipe(self._sending.pop(key))
@@ -101,6 +108,6 @@ class StagingSide:
 
 
 def _widest_word(run_bytes: int) -> torch.dtype:
-    """The largest integer that runs of so many bytes consist of: torch gathers and scatters element by element."""
+    """Return the widest integer dtype whose size divides run_bytes: torch gathers and scatters element by element."""
     words = (torch.int64, torch.int32, torch.int16)
     return next((word for word in words if run_bytes % word.itemsize == 0), torch.uint8)

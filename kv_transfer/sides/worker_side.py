@@ -1,4 +1,4 @@
-"""The connector's worker side: passes steps to the transfer agent and takes its reports."""
+"""The innermost layer of the connector's worker side: it makes the transport and the agent, and passes steps on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kv_transfer.transports.tcp import TcpTransport
 
 
 class WorkerSide:
-    """A KVConnectorWorker over one transport."""
+    """A KVConnectorWorker for transfers between two ranks, over one transport."""
 
     def __init__(
         self,
@@ -37,34 +37,41 @@ class WorkerSide:
         control: Control,
         on_progress: Callable[[], None],
     ) -> None:
-        """on_progress: called on the agent's thread when take_output() has something. Raises TransportUnavailable."""
+        """Make the transport and start the agent. Raises TransportUnavailable.
+
+        identity:    the rank's name and address
+        on_progress: called when take_output() has something new, on a thread of the agent or of a link
+        """
         self._device = kv_cache.device
         self._on_progress = on_progress
         self._wedged: str | None = None
         transport = make_transport(config, identity, control, kv_cache, self._on_wedged)
         self.transport_name = str(nccl_report()) if transport.name == "nccl" else transport.name
-        """For people: the transport, and for NCCL whose library it is."""
+        """The transport as status pages show it; for NCCL with the versions and the library's path."""
         self.pairing = PairingFacts.of_rank(
             layout, transport.name, checksum=config.checksum, is_on_gpu=kv_cache.is_cuda
         )
-        """What the handshakes of this rank go by."""
+        """The facts that a peer must share to exchange KV with this rank."""
         self._agent = TransferAgent(config, identity, layout, kv_cache, transport, control, on_progress)
 
     def start_step(self, metadata: KVConnectorMetadata) -> None:
-        """Before the forward."""
+        """Pass on what a step asks for, before its forward pass."""
         if not metadata.is_empty():
             self._agent.start_step(metadata, mark_compute(self._device))
 
     def finish_step(self, metadata: KVConnectorMetadata) -> None:
-        """After the forward."""
+        """Let the blocks leave that the step's forward pass has completed."""
         if metadata.progress:
             self._agent.finish_step(metadata.progress, mark_compute(self._device))
 
     def take_output(self) -> KVConnectorOutput:
-        """What happened since the last call. Raises TransportWedged, or what the agent died of."""
+        """Return the reports since the last call.
+
+        Raises TransportWedged if a link could not be aborted, and KVTransferError if the agent has died.
+        """
         output = self._agent.take_output()
-        # After the output: a link says that it is wedged before it says that it is dead, so no block that the device
-        # may still write is ever reported as free.
+        # Checked after the output is taken: a link is reported as wedged before it is reported as dead, so no block
+        # that the device may still write is ever reported as free.
         if self._wedged is not None:
             raise TransportWedged(self._wedged)
         return output
@@ -74,7 +81,7 @@ class WorkerSide:
         self._agent.stop()
 
     def _on_wedged(self, reason: str) -> None:
-        """On a link's thread: the engine thread, which ends the engine, finds it in take_output()."""
+        """Note, on a link's thread, that a link is wedged; take_output() raises it, and the engine ends."""
         self._wedged = reason
         self._on_progress()
 
@@ -86,9 +93,10 @@ def make_transport(
     kv_cache: Tensor,
     on_wedged: Callable[[str], None],
 ) -> Transport:
-    """The configured transport. Raises TransportUnavailable with what is missing.
+    """Return the configured transport. Raises TransportUnavailable, with what is missing.
 
-    on_wedged: called, with the reason, if a link leaves the cache in doubt: the engine has to end
+    on_wedged: called with the reason, on a link's thread, if the device may still write blocks after a link's end: the
+               engine has to end
     """
     if isinstance(control, LoopbackControl):
         if config.transport not in {"loopback", "auto"}:
@@ -105,7 +113,7 @@ def make_transport(
             f"{kv_cache.device}; use 'auto'"
         )
     host, _, _ = identity.control_address.rpartition(":")
-    # An IPv6 address has brackets around it there, which sockets do not know.
+    # An IPv6 address has brackets in control_address, which sockets do not accept.
     host = host.removeprefix("[").removesuffix("]")
     return TcpTransport(host, kv_cache, config.chunk_timeout_s, control.tls, control.refusals)
 

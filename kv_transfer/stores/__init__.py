@@ -1,1 +1,1 @@
-"""Places outside of the device where blocks are kept: host memory, and whatever an entry point adds."""
+"""Stores, which keep blocks outside the KV cache: host memory, and those that installed packages add."""

@@ -1,12 +1,12 @@
-"""The interface of a store, which keeps blocks outside of the KV cache by their hash, and brings them back.
+"""The interface of a store, which keeps blocks outside the KV cache by their hashes, and brings them back.
 
-A store has two sides, as the connector has. The scheduler side decides, in the engine thread: what is saved, what
-could be loaded. It never blocks. The worker side moves bytes, one for each tensor-parallel rank, each with the rank's
-own part of every block; it has a thread of its own, on which it may block.
+A store has two sides, as the connector has. The scheduler side (KVStoreScheduler in store_set.py) decides, in the
+engine thread, what is saved and what can be loaded; it never blocks. The worker side moves bytes. Each tensor-parallel
+rank has one worker side, with the rank's part of every block, and a thread on which the worker side may block.
 
-A block's hash stands for its tokens and everything before them, so what is stored under a hash never changes. Nothing
-that a store does can make an answer wrong or a request hang: a block that it does not bring is computed, and so is what
-it does not bring in time. It may lose blocks whenever it likes.
+A block's hash stands for its tokens and everything before them, so the content under a hash never changes. A store may
+lose blocks at any time, and may be slow: a block that a store does not bring, or not in time, is computed. A store
+must not bring other bytes than were saved.
 """
 
 from __future__ import annotations
@@ -24,29 +24,35 @@ class KVStoreWorker(Protocol):
     """One rank's part of a store. A block is [block_size_bytes] uint8, on the CPU."""
 
     def drop(self, block_hash: bytes) -> None:
-        """Engine thread: forget a block. Unknown ones are ignored. No load of it is under way."""
+        """Forget a block, on the engine thread. Unknown blocks are ignored. No load of the block is under way."""
 
     def buffer_for(self, block_hash: bytes) -> Tensor | None:
-        """Engine thread: where the block's bytes are to be copied; None if the store cannot take it now.
+        """Return, on the engine thread, where to copy a block's bytes; None if the store cannot take the block now.
 
-        On a GPU it should be pinned, or the engine waits for the copy.
+        The buffer should be pinned memory if the engine is on a GPU, or the engine waits for the copy.
         """
 
     def save(self, block_hash: bytes, buffer: Tensor) -> None:
-        """Store thread: the buffer holds the bytes. It belongs to the store again."""
+        """Store a block, on the store's thread. The buffer holds the bytes, and belongs to the store again."""
 
     def load(self, block_hash: bytes) -> Tensor | None:
-        """Store thread: the block's bytes, valid until the next call on this thread; None if it does not have it."""
+        """Return a block's bytes, on the store's thread; None if the store does not have the block.
+
+        The bytes are valid until the next call on this thread.
+        """
 
     def close(self) -> None:
-        """Give everything back; no other call is under way, and none follows."""
+        """Release everything; no other call is under way, and none follows."""
 
 
 class KVStore(Protocol):
-    """The class that an entry point of the group `raypd.kv_stores` names; it is made without arguments."""
+    """A store's class, which an entry point of the group `raypd.kv_stores` names; called without arguments."""
 
     def make_scheduler(self, layout: KVCacheLayout, options: Mapping[str, Any]) -> KVStoreScheduler:
-        """In the engine's process. layout: rank 0's. Raises ValueError if the options are wrong."""
+        """Return the scheduler side, in the engine's process. Raises ValueError if the options are wrong.
+
+        layout: of rank 0
+        """
 
     def make_worker(self, layout: KVCacheLayout, options: Mapping[str, Any]) -> KVStoreWorker:
-        """In each rank's process. layout: the rank's own."""
+        """Return the worker side of one rank, in the rank's process. layout: of this rank"""

@@ -19,21 +19,21 @@ ENTRY_POINT_GROUP: Final = "raypd.kv_stores"
 
 @dataclass(frozen=True, slots=True)
 class ChosenStore:
-    """A store and what it was configured with."""
+    """A store that is configured, and its options."""
 
     name: str
     store: KVStore
     options: Mapping[str, Any]
 
     def make_scheduler(self, layout: KVCacheLayout) -> KVStoreScheduler:
-        """Its scheduler side. Raises StoreUnavailable."""
+        """Return the store's scheduler side. Raises StoreUnavailable if the store refuses its options or fails."""
         try:
             return self.store.make_scheduler(layout, self.options)
         except (OSError, TypeError, ValueError) as error:
             raise StoreUnavailable(f"KV store {self.name!r}: {error}") from error
 
     def make_worker(self, layout: KVCacheLayout) -> KVStoreWorker:
-        """Its worker side. Raises StoreUnavailable."""
+        """Return the store's worker side for a rank. Raises StoreUnavailable, as make_scheduler() does."""
         try:
             return self.store.make_worker(layout, self.options)
         except (OSError, TypeError, ValueError) as error:
@@ -41,7 +41,10 @@ class ChosenStore:
 
 
 def choose_stores(config: KVTransferConfig, *, is_on_gpu: bool) -> list[ChosenStore]:
-    """The configured stores, nearest first. Raises StoreUnavailable if one is not installed or does not load."""
+    """Return the configured stores, the nearest first.
+
+    Raises StoreUnavailable if a store is not installed or does not load.
+    """
     chosen: list[ChosenStore] = []
     if config.cpu_cache_gib:
         options = {"cpu_cache_gib": config.cpu_cache_gib, "is_on_gpu": is_on_gpu}
@@ -60,6 +63,6 @@ def _load(name: str) -> KVStore:
     try:
         store: KVStore = found[name].load()()
     except Exception as error:
-        # Third-party code: whatever it raises, the engine says which store it was, and does not start.
+        # Third-party code may raise anything: the engine does not start, and its error names the store.
         raise StoreUnavailable(f"KV store {name!r} does not load: {type(error).__name__}: {error}") from error
     return store

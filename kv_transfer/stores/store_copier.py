@@ -1,8 +1,11 @@
 """The worker side of an engine's stores, on one rank: copies blocks out of the KV cache and back into it.
 
-Out: in the engine thread, before the step in which the block may be written anew; on a GPU the copy is only launched
-there, on the compute stream, so the device keeps the order. In: on the store's own thread, block by block, each under
-the load's lock, so that a cancel, once it has the lock, knows that nothing writes the blocks any more.
+Blocks are copied out in the engine thread, before the step in which they may be overwritten. On a GPU the copy is only
+launched there, on the compute stream, so the device keeps the order. Blocks are copied in on the store's own thread,
+one by one, each under the load's lock.
+
+Invariant: a load is reported once, and is_over is set under its lock before that: from then on nothing writes the
+load's blocks, also if it was cancelled.
 """
 
 from __future__ import annotations
@@ -30,7 +33,13 @@ _CudaEvent = Any  # torch.cuda.Event, whose stubs differ between versions.
 
 @dataclass(slots=True)
 class _Load:
-    """One load on this rank: some of its blocks for each store. num_parts: threads that still work on it."""
+    """One load on this rank; each store brings some of its blocks.
+
+    after:     the point on the device's compute stream from which on the blocks may be written; None on the CPU
+    num_parts: stores that have not brought their part yet
+    is_here:   for each block, whether it was copied in
+    lock:      guards is_over and copies, num_parts and reason
+    """
 
     load: BlockLoad
     after: _CudaEvent | None
@@ -44,6 +53,8 @@ class _Load:
 
 @dataclass(frozen=True, slots=True)
 class _Save:
+    """A block whose bytes are in the store's buffer once the device has passed `after`."""
+
     block_hash: bytes
     buffer: Tensor
     after: _CudaEvent | None
@@ -51,15 +62,23 @@ class _Save:
 
 @dataclass(frozen=True, slots=True)
 class _LoadPart:
+    """The part of a load that one store brings. slots: indexes in the load's list of blocks"""
+
     load: _Load
     slots: tuple[int, ...]
 
 
 class StoreCopier:
-    """start_step(), take_loaded() and close() come from the engine thread."""
+    """Copies blocks between the KV cache and stores, with one thread for each store.
+
+    The engine thread calls start_step(), take_loaded() and close().
+    """
 
     def __init__(self, kv_cache: Tensor, stores: Sequence[KVStoreWorker], on_progress: Callable[[], None]) -> None:
-        """on_progress: called on a store's thread when take_loaded() has something."""
+        """Start the threads.
+
+        on_progress: called when take_loaded() has something, on a store's thread, or on the engine's after a cancel
+        """
         self._rows = kv_cache.view(len(kv_cache), -1).view(torch.uint8)
         self._stores = list(stores)
         self._on_progress = on_progress
@@ -78,7 +97,7 @@ class StoreCopier:
     # -- from the engine thread ----------------------------------------------------------------------------------
 
     def start_step(self, metadata: StoreMetadata) -> None:
-        """Before anything of the step writes a block."""
+        """Carry out what a step asks of stores, in its order. Called before anything of the step writes a block."""
         for index, block_hash in metadata.dropped:
             self._stores[index].drop(block_hash)
         if metadata.saves:
@@ -90,7 +109,7 @@ class StoreCopier:
                 self._end(cancelled, "cancelled")
 
     def take_loaded(self) -> dict[str, LoadedBlocks]:
-        """The loads that are over since the last call, by request id."""
+        """Remove and return the results of the loads that have ended since the last call, by request id."""
         with self._lock:
             loaded, self._loaded = self._loaded, {}
         for request_id in loaded:
@@ -99,12 +118,12 @@ class StoreCopier:
 
     @property
     def stats(self) -> StoreStats:
-        """A copy of the counters."""
+        """Return a copy of the counters."""
         with self._lock:
             return replace(self._stats)
 
     def close(self) -> None:
-        """Let the block that is being moved end, then close every store."""
+        """End every load, wait a few seconds for the threads, and close the stores whose thread has ended."""
         for load in list(self._loads.values()):
             self._end(load, "the engine is shutting down")
         for jobs in self._queues:
@@ -168,7 +187,7 @@ class StoreCopier:
             store.save(job.block_hash, job.buffer)
             is_saved = True
         except Exception:
-            # Third-party code, full disks: the block is lost to the store, and nothing else happens.
+            # Third-party code may raise anything, and disks are full at times: the store just lacks the block.
             logger.exception("a KV store did not save a block")
         with self._lock:
             self._stats.num_saved_blocks += is_saved
@@ -210,7 +229,7 @@ class StoreCopier:
         return True
 
     def _end(self, load: _Load, reason: str) -> None:
-        """Report a load, once; from its last thread, or from the engine thread. Nothing writes its blocks then."""
+        """Report a load, unless it was reported: on the thread of its last part, or on the engine thread."""
         with load.lock:
             if load.is_over:
                 return

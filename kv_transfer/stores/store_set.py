@@ -1,4 +1,4 @@
-"""The scheduler side of an engine's stores: which blocks go where, and which come back for whom."""
+"""The scheduler side of an engine's stores: decides which blocks are saved in which store, and which are loaded."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from kv_transfer.connector.store_steps import BlockLoad, StoredBlock, StoreMetad
 
 
 class KVStoreScheduler(Protocol):
-    """One store's bookkeeping. All calls come from the engine thread and return at once, without I/O."""
+    """The scheduler side of one store. All calls come from the engine thread and return at once, without I/O."""
 
     def find(self, block_hashes: Sequence[bytes]) -> int:
-        """How many of these, from the first one on, it can bring."""
+        """Return how many of these blocks, from the first one on, the store can bring."""
 
     def choose_cached(self, block_hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Return those of the blocks, whose KV was just computed or received, that are to be saved now."""
 
     def choose_evicted(self, block_hash: bytes) -> bool:
-        """Whether this block, which the KV cache is about to forget, is to be saved."""
+        """Return whether to save this block, which the KV cache is about to forget."""
 
     def take_forgotten(self) -> Sequence[bytes]:
-        """The blocks that it gave up since the last time, for others or for good."""
+        """Remove and return the blocks that the store has given up since the last call."""
 
     def begin_load(self, block_hashes: Sequence[bytes]) -> None:
-        """These, which find() has just named, are going to be loaded: not to be forgotten before that is over."""
+        """Keep these blocks, which find() has just counted, until end_load(): they are going to be loaded."""
 
     def end_load(self, block_hashes: Sequence[bytes], num_loaded: int) -> None:
         """End a load, tried or not. num_loaded: every rank has brought this many blocks, the first ones."""
@@ -36,14 +36,18 @@ class KVStoreScheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """Blocks that a request is going to load, or loads: in which store each of them is."""
+    """The blocks that a request is going to load, or loads. stores: the index of each block's store"""
 
     stores: list[int]
     hashes: tuple[bytes, ...]
 
 
 class StoreSet:
-    """Belongs to the engine thread; collects what the next step asks of the worker side."""
+    """The stores of an engine, the nearest first; collects what the next step asks of the worker side.
+
+    The object belongs to the engine thread. Invariant: a request's blocks are kept by their stores from reserve() to
+    end().
+    """
 
     def __init__(self, stores: Sequence[KVStoreScheduler]) -> None:
         self._stores = list(stores)
@@ -54,7 +58,7 @@ class StoreSet:
         self._reserved: dict[str, _Reserved] = {}
 
     def on_blocks_cached(self, block_hashes: Sequence[bytes], block_ids: Sequence[int]) -> None:
-        """These blocks' KV is final, for as long as they are not evicted."""
+        """Offer blocks whose KV was just computed or received to every store; save those that a store chooses."""
         for index, store in enumerate(self._stores):
             chosen = set(store.choose_cached(block_hashes))
             self._take_forgotten(index)
@@ -63,7 +67,7 @@ class StoreSet:
                     self._saves[index, block_hash] = StoredBlock(index, block_hash, block_id)
 
     def on_block_evicted(self, block_hash: bytes, block_id: int) -> None:
-        """This block is being given to somebody else, who writes it at the earliest in the step now being made."""
+        """Offer a block that is being evicted to every store; it is overwritten in the next step at the earliest."""
         for index, store in enumerate(self._stores):
             is_wanted = store.choose_evicted(block_hash)
             self._take_forgotten(index)
@@ -77,7 +81,10 @@ class StoreSet:
                 self._dropped.append((index, block_hash))
 
     def reserve(self, request_id: str, block_hashes: Sequence[bytes]) -> int:
-        """How many of these, from the first one on, can be brought; they stay until start() or give_up()."""
+        """Reserve a load, and return how many of these blocks, from the first one on, stores can bring.
+
+        The stores keep these blocks until end(). Nothing is reserved if the number is 0.
+        """
         found = self._find(block_hashes)
         if found:
             hashes = tuple(block_hashes[: len(found)])
@@ -87,18 +94,18 @@ class StoreSet:
         return len(found)
 
     def start(self, request_id: str, block_ids: Sequence[int]) -> None:
-        """Bring what was reserved into these blocks of the KV cache."""
+        """Begin the load that was reserved, into these blocks of the KV cache."""
         reserved = self._reserved[request_id]
         blocks = tuple(map(StoredBlock, reserved.stores, reserved.hashes, block_ids))
-        assert len(blocks) == len(reserved.hashes), "each block has its place"
+        assert len(blocks) == len(reserved.hashes), "there is one block of the cache for each reserved one"
         self._loads.append(BlockLoad(request_id, blocks))
 
     def cancel(self, request_id: str) -> None:
-        """A load is not wanted any more; its report still comes."""
+        """Cancel a load; its report still comes."""
         self._cancelled.append(request_id)
 
     def end(self, request_id: str, num_blocks: int) -> None:
-        """A load brought so many blocks, or was given up before its start. Unknown ones are ignored."""
+        """End a load, which has brought so many blocks; 0 if it was not started. Unknown ones are ignored."""
         reserved = self._reserved.pop(request_id, None)
         if reserved is None:
             return
@@ -108,17 +115,20 @@ class StoreSet:
 
     @property
     def num_reserved(self) -> int:
-        """Loads that are reserved or under way."""
+        """The number of loads that are reserved or under way."""
         return len(self._reserved)
 
     def clear(self) -> None:
-        """Forget everything that is stored."""
+        """Forget every stored block. No load is under way."""
         for index, store in enumerate(self._stores):
             store.clear()
             self._take_forgotten(index)
 
     def _find(self, block_hashes: Sequence[bytes]) -> list[int]:
-        """The store of each of these, from the first one on: the one that has most of the rest, the nearest of such."""
+        """Return the index of each block's store, from the first block on.
+
+        The store that can bring most of the remaining blocks is chosen each time; of equal ones, the nearest.
+        """
         found: list[int] = []
         while len(found) < len(block_hashes):
             rest = block_hashes[len(found) :]
@@ -129,7 +139,7 @@ class StoreSet:
         return found
 
     def take_metadata(self) -> StoreMetadata | None:
-        """Return, once, the saves and loads that were collected; None if there are none."""
+        """Remove and return everything that was collected for the worker side; None if there is nothing."""
         metadata = StoreMetadata(
             tuple(self._dropped), tuple(self._saves.values()), tuple(self._loads), tuple(self._cancelled)
         )
@@ -140,7 +150,7 @@ class StoreSet:
 
 
 def _by_store(stores: Sequence[int], hashes: Sequence[bytes]) -> list[tuple[int, list[bytes]]]:
-    """The hashes of each store; there may be more hashes than stores, which are left out."""
+    """Group hashes by the index of their store. Hashes without a store, at the end of the list, are left out."""
     grouped: dict[int, list[bytes]] = {}
     for index, block_hash in zip(stores, hashes, strict=False):
         grouped.setdefault(index, []).append(block_hash)

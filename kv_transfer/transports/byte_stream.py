@@ -1,4 +1,4 @@
-"""A connected socket as a link uses it: whole buffers, up to a deadline, and an end that wakes whoever waits."""
+"""A connected socket as a link uses it: it moves whole buffers up to a deadline, and can be aborted from any thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _MAX_BUFFERS: Final = 512
 
 
 class ByteStream:
-    """Everything but is_cut() and abort() comes from one thread. deadline_s is monotonic."""
+    """A connected socket, with TLS or without. All calls but is_cut() and abort() come from one thread.
+
+    deadline_s: monotonic
+    """
 
     def __init__(self, connection: socket.socket | TlsSocket) -> None:
         self._connection = connection
@@ -42,7 +45,7 @@ class ByteStream:
             self._move(list(buffers), deadline_s, lambda waiting: connection.recvmsg_into(waiting)[0])
 
     def is_standing(self) -> bool:
-        """Whether neither end has hung up. What has arrived stays unread. Not with TLS, which has no such look."""
+        """Return whether neither end has closed the connection, without reading anything. Only for plain sockets."""
         connection = self._connection
         assert isinstance(connection, socket.socket), "only links over Unix sockets ask"
         try:
@@ -54,7 +57,7 @@ class ByteStream:
             return False
 
     def is_cut(self) -> bool:
-        """From any thread: whether the connection is known to be gone. Changes nothing for the stream's own thread."""
+        """Return whether the connection is known to be gone; from any thread, without any effect on the stream."""
         with self._lock:
             if self._connection.fileno() < 0:
                 return True
@@ -63,12 +66,12 @@ class ByteStream:
             return bool(poll.poll(0))
 
     def abort(self) -> None:
-        """From any thread: wake both ends."""
+        """Shut the connection down, from any thread: calls that wait at either end fail."""
         with self._lock, contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Give the socket back; the peer finds the stream at its end."""
+        """Close the socket; the peer reads the end of the stream."""
         with self._lock:
             self._connection.close()
 

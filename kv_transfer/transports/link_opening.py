@@ -1,4 +1,4 @@
-"""A link that is coming up, which may be given up from another thread while its own thread waits for the peer."""
+"""The opening of a link, which another thread may give up while the link's own thread waits for the peer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from kv_transfer.trust.tls_socket import TlsSocket
 
 
 class Opening:
-    """give_up() may come from any thread; the rest is the opening thread's."""
+    """The sockets on which the opening thread waits, and whether the link was given up.
+
+    Any thread may call give_up(); the rest belongs to the opening thread.
+    """
 
     def __init__(self) -> None:
-        # give_up() must not hit a descriptor that its owner has given back.
+        # give_up() must not shut down a descriptor that its owner has closed and the kernel has given to another file.
         self._lock = threading.Lock()
         self._is_given_up = False
         self._awaited: list[socket.socket | TlsSocket] = []
 
     def give_up(self) -> None:
-        """Wake the opening thread, wherever it waits. Does not block."""
+        """Give the link up, and wake the opening thread wherever it waits. Does not block."""
         with self._lock:
             self._is_given_up = True
             for awaited in self._awaited:
@@ -29,7 +32,7 @@ class Opening:
 
     @contextlib.contextmanager
     def waking(self, awaited: socket.socket | TlsSocket) -> Iterator[None]:
-        """While in it, a give_up() ends whatever waits on this socket. Close it afterwards, not in it.
+        """Let give_up() end every wait on this socket while inside. The socket must not be closed inside.
 
         Raises LinkLost if the link was given up before.
         """
@@ -43,7 +46,7 @@ class Opening:
                 self._awaited.remove(awaited)
 
     def check(self) -> None:
-        """Raises LinkLost if the link was given up."""
+        """Raise LinkLost if the link was given up."""
         if self._is_given_up:
             raise LinkLost("the link was closed while it came up")
 

@@ -15,7 +15,7 @@ from kv_transfer.trust.secret import KeySource
 
 
 class Pipe:
-    """One data link; both ends are the same object. The producer offers, the consumer copies, the producer goes on."""
+    """One data link, as the object of both ends: the producer offers tensors, and waits until they are copied."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -23,7 +23,7 @@ class Pipe:
         self._is_dead = False
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Offer tensors and wait until they have been copied."""
+        """Offer tensors, and wait until the consumer has copied them; see DataLink."""
         del after  # Copies go to the default stream, where the engines compute.
         with self._changed:
             self._check()
@@ -35,7 +35,7 @@ class Pipe:
                 self._offered = None
 
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Wait for an offer and copy it."""
+        """Wait for offered tensors, and copy them; see DataLink."""
         del after
         with self._changed:
             self._wait(lambda: self._offered is not None, timeout_s)
@@ -51,13 +51,13 @@ class Pipe:
         return self._is_dead
 
     def abort(self) -> None:
-        """Wake both ends."""
+        """Close the pipe: calls that wait at either end raise LinkLost."""
         with self._changed:
             self._is_dead = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Wake the other end, which finds the link dead."""
+        """Close the pipe, as abort() does."""
         self.abort()
 
     def _wait(self, is_done: _Condition, timeout_s: float) -> None:
@@ -78,13 +78,13 @@ class _Condition(Protocol):
 
 
 class PipeSource(Protocol):
-    """Makes and finds pipes: the hub of this process."""
+    """Makes pipes and finds them by name, within one process."""
 
     def make_pipe(self) -> tuple[str, Pipe]:
-        """A new pipe and its name."""
+        """Return the name of a new pipe, and the pipe."""
 
     def take_pipe(self, name: str) -> Pipe | None:
-        """The pipe of that name, once."""
+        """Remove and return the pipe of this name; None if there is none, or it was taken before."""
 
 
 class _PendingPipe:
@@ -106,13 +106,13 @@ class LoopbackTransport:
         self._pipes = pipes
 
     def listen(self, key: KeySource | None = None) -> _PendingPipe:
-        """Make a pipe."""
+        """Make a pipe; its name is the rendezvous."""
         return _PendingPipe(*self._pipes.make_pipe())
 
     def connect(
         self, rendezvous: str, timeout_s: float, opening: Opening | None = None, key: KeySource | None = None
     ) -> Pipe:
-        """Take the other end."""
+        """Take the pipe that the producer has made. Raises LinkLost if there is none of this name."""
         del timeout_s, opening
         pipe = self._pipes.take_pipe(rendezvous)
         if pipe is None:

@@ -1,9 +1,9 @@
 """The NCCL transport: GPU memory to GPU memory, one two-rank communicator per link, through cupy.
 
 The producer draws a unique id, which travels as the rendezvous over the control stream; then both ends initialise and
-warm up, each under its deadline. Chunks go straight from cache to cache (nccl_messages.py says how they are cut), in
-the order of the link's control stream: a receive is posted for a header that was seen, never on speculation, since NCCL
-compares neither sizes nor order.
+warm up, each before its deadline. Chunks go straight from cache to cache (nccl_messages.py cuts them into messages), in
+the order of the link's control stream. A receive is launched only for a CHUNK that has arrived, because NCCL compares
+neither sizes nor order.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 ABORT_MARGIN_S: Final = 10.0
 """How long an abort may take beyond a chunk's deadline.
 
-By itself it takes a fraction of a second. But it waits for what its stream waits for, a step of the engine, and it
-frees device memory, for which CUDA may wait for every kernel on the device: other links' receives among them, each
+An abort takes a fraction of a second by itself. But it waits for the step of the engine that its stream waits for. It
+also frees device memory, for which CUDA may wait for every kernel on the device, other links' receives included, each
 until its own chunk's deadline.
 """
 
@@ -41,7 +41,11 @@ _CONSUMER_RANK: Final = 1
 
 
 class NcclLink:
-    """One end of a link. A LinkLost leaves it only when the device touches its blocks no more, or the engine ends."""
+    """One end of a link.
+
+    Invariant: when a call raises LinkLost, the device touches the link's blocks no more, or on_wedged was called, and
+    the engine ends.
+    """
 
     def __init__(
         self,
@@ -57,23 +61,23 @@ class NcclLink:
         self._is_closed = False
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Send from where the blocks are, once the device has passed `after`."""
+        """Send blocks from where they are, once the device has passed `after`; see DataLink."""
         self._exchange(blocks, timeout_s, after, is_send=True)
 
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Receive to where the blocks are, once the device has passed `after`."""
+        """Receive blocks to where they are, once the device has passed `after`; see DataLink."""
         self._exchange(blocks, timeout_s, after, is_send=False)
 
     def is_cut(self) -> bool:
-        """NCCL does not tell while nothing moves."""
+        """Return False: NCCL reports a broken connection only while something moves."""
         return False
 
     def abort(self) -> None:
-        """Wake this end. NCCL may tell the other end, or leave it to the control stream and its deadline."""
+        """End the call under way on this end. The other end fails by NCCL's error, its control stream or a deadline."""
         self._communicator.abort()
 
     def close(self) -> None:
-        """Abort, and wait for it."""
+        """Abort the communicator, and wait until the device touches no block any more; call on_wedged otherwise."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -105,10 +109,10 @@ class NcclTransport:
         *,
         message_size_bytes: int = MESSAGE_SIZE_BYTES,
     ) -> None:
-        """on_wedged: called once on a link's thread, before its LinkLost, when an abort hangs: the engine has to end.
+        """on_wedged: called with the reason, on a link's thread before its LinkLost, when an abort does not end in time
 
-        abort_timeout_s: the links' chunk deadline plus ABORT_MARGIN_S
-        message_size_bytes: as a producer; consumers take their producer's
+        abort_timeout_s:    the links' chunk deadline plus ABORT_MARGIN_S
+        message_size_bytes: of this engine as a producer; a consumer takes its producer's
         """
         self._library = library
         self._device = device
@@ -121,13 +125,13 @@ class NcclTransport:
 
     @property
     def num_abandoned(self) -> int:
-        """Initialisations that missed their deadline and have not come back: a thread of each is still in NCCL."""
+        """How many initialisations have missed their deadline and not returned: each keeps a thread inside NCCL."""
         with self._abandoned_lock:
             self._abandoned = [communicator for communicator in self._abandoned if not communicator.is_quiet]
             return len(self._abandoned)
 
     def listen(self, key: KeySource | None = None) -> _PendingNcclLink:
-        """Draw a unique id."""
+        """Draw a unique id, which becomes the rendezvous; see Transport."""
         try:
             unique_id = self._library.make_unique_id()
         except (RuntimeError, KeyError) as error:
@@ -137,7 +141,7 @@ class NcclTransport:
     def connect(
         self, rendezvous: str, timeout_s: float, opening: Opening | None = None, key: KeySource | None = None
     ) -> NcclLink:
-        """Join the producer's communicator."""
+        """Join the producer's communicator; see Transport."""
         del opening  # An initialisation cannot be interrupted.
         parsed = Rendezvous.parse(rendezvous)
         if parsed.nccl_version != self._library.version:
@@ -145,7 +149,7 @@ class NcclTransport:
         return self.join(parsed, _CONSUMER_RANK, timeout_s)
 
     def join(self, rendezvous: Rendezvous, rank: int, timeout_s: float) -> NcclLink:
-        """Make this end of the communicator and warm it up. Raises LinkLost."""
+        """Make this end of the communicator, and warm it up. Raises LinkLost, also after timeout_s."""
         communicator = Communicator(self._library, self._device, rendezvous.unique_id, rank, self._launch_lock)
         try:
             communicator.open(timeout_s)
@@ -173,9 +177,9 @@ class _PendingNcclLink:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """The producer's message to the consumer: both must have the same NCCL and cut messages alike.
+    """The facts that the producer sends to the consumer: both ends need the same NCCL, and must cut messages alike.
 
-    On the wire: nccl_version/message_size_bytes/unique id in base64
+    Its text is nccl_version/message_size_bytes/unique id in base64.
     """
 
     nccl_version: int
@@ -189,7 +193,7 @@ class Rendezvous:
 
     @classmethod
     def parse(cls, text: str) -> Rendezvous:
-        """Raises LinkLost if it is none."""
+        """Read a rendezvous from its text. Raises LinkLost if the text is none."""
         try:
             nccl_version, message_size_bytes, unique_id = text.split("/", 2)
             parsed = cls(int(nccl_version), int(message_size_bytes), base64.b64decode(unique_id, validate=True))

@@ -1,16 +1,17 @@
 """One two-rank NCCL communicator, its stream, and the one thread that calls NCCL for it.
 
 Any NCCL call may block the host for good: initialisation until the peer does the same, a group's end until the peer has
-connected. So none of them is made on the link's own thread. That thread hands its exchanges to the owner thread and
-waits for them, each wait with a deadline; past it, the link's thread aborts. What can never happen:
+connected. So no call is made on the link's own thread. The link's thread hands its exchanges to the owner thread and
+waits for them, each wait with a deadline; after the deadline the link's thread aborts. Invariants:
 
-- The owner thread alone calls NCCL. abort() is the exception that NCCL allows; it runs on a thread of its own, for it
-  may hang, too. It waits a moment for the owner to leave NCCL, and then does not: it may be all that can wake it.
+- The owner thread alone calls NCCL. abort() is the exception that NCCL allows; it runs on a thread of its own, because
+  an abort may hang, too. This thread waits a moment for the owner to leave NCCL, and then aborts in any case: nothing
+  else may be able to wake the owner.
 - A communicator is never dropped without an abort: its destructor would wait for a peer that may be gone.
-- An exchange is right only if nothing was aborted, and no error was reported, when the device had passed its end: an
+- An exchange counts only if nothing was aborted, and no error was reported, when the device had passed its end: an
   abort makes kernels leave with buffers in any state.
-- "Quiet" is set only when nothing more will be queued and the device has passed all that ever was: from then on
-  nothing of this communicator touches memory. An abort that hangs after that costs a thread, not the engine.
+- "Quiet" is set only when nothing more will be queued and the device has passed everything that was queued: from then
+  on nothing of this communicator touches memory. An abort that hangs after that costs a thread, not the engine.
 
     opening -> open -> aborting -> quiet;   opening -> aborting -> (whenever initialisation comes back) quiet
 """
@@ -44,7 +45,7 @@ _ABORT_GRACE_S: Final = 1.0
 _MIN_PAUSE_S: Final = 50e-6
 _MAX_PAUSE_S: Final = 1e-3
 _WARM_UP_REPEATS: Final = 128
-"""4 KiB of digest each way."""
+"""How often a digest of 32 bytes is repeated in the greeting: 4 KiB go in each direction."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,12 +58,12 @@ class _Exchange:
 
 
 class Communicator:
-    """open(), exchange() and close() come from the link's own thread, abort() from any."""
+    """One end of a communicator. The link's own thread calls open(), exchange() and close(), any thread abort()."""
 
     def __init__(
         self, library: NcclLibrary, device: Device, unique_id: bytes, rank: int, launch_lock: threading.Lock
     ) -> None:
-        """launch_lock: the device's, for all its communicators in this process."""
+        """rank: 0 or 1; launch_lock: one for all communicators of the device in this process"""
         self._library = library
         self._device = device
         self._unique_id = unique_id
@@ -83,14 +84,14 @@ class Communicator:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing of it touches memory any more."""
+        """Whether nothing of the communicator touches memory any more."""
         return self._quiet.is_set()
 
     def open(self, timeout_s: float) -> None:
-        """Initialise, and exchange some bytes both ways. Raises LinkLost.
+        """Initialise, and exchange some bytes in both directions. Raises LinkLost.
 
-        Past the deadline the initialisation, which cannot be interrupted, is abandoned: its thread aborts what it gets
-        whenever it comes back.
+        An initialisation cannot be interrupted. After timeout_s it is abandoned: when it returns, its thread aborts the
+        communicator that it has got.
         """
         self._owner.start()
         try:
@@ -105,9 +106,9 @@ class Communicator:
     def exchange(
         self, messages: Sequence[Message], *, is_send: bool, timeout_s: float, after: ComputeEvent | None = None
     ) -> None:
-        """Send, or receive, these messages; returns when the device has. Raises ChunkTimeout, or LinkLost.
+        """Send or receive messages; return when the device has done so. Raises ChunkTimeout, or LinkLost.
 
-        Once it has raised, the memory is undefined, and free for other use only after close().
+        After an error the messages' memory is undefined, and free for other use only after close().
         """
         exchange = _Exchange(messages, is_send, time.monotonic() + timeout_s, after)
         with self._lock:
@@ -121,7 +122,7 @@ class Communicator:
             raise ChunkTimeout(f"a chunk did not move within {timeout_s:g} s") from None
 
     def abort(self) -> None:
-        """Begin to end it. Does not block."""
+        """Begin to end the communicator, without blocking. Exchanges that are under way fail with LinkLost."""
         with self._lock:
             if self._aborting.is_set():
                 return
@@ -132,7 +133,7 @@ class Communicator:
             threading.Thread(target=self._abort_comm, name="nccl-abort", daemon=True).start()
 
     def close(self, timeout_s: float) -> bool:
-        """Abort and wait; returns whether it is quiet. If not, its memory must not be used for anything else."""
+        """Abort and wait; return whether the communicator is quiet. If it is not, its memory must not be used again."""
         self.abort()
         return self._quiet.wait(timeout_s)
 
@@ -175,9 +176,9 @@ class Communicator:
             raise LinkLost("the peer joined too late")
 
     def _warm_up(self, stream: DeviceStream) -> None:
-        """NCCL connects at the first message, so a link is ready only when one has gone each way, and come unharmed.
+        """Exchange a greeting, and check it: NCCL connects at the first message, so only then is the link ready.
 
-        Not under the launch lock: connecting blocks until the peer does the same, and other links must go on.
+        The launch lock is not taken: connecting blocks until the peer does the same, and other links must go on.
         """
         content = self._greeting(self._rank)
         sent = self._device.upload(content, stream)
@@ -203,7 +204,7 @@ class Communicator:
             exchange.done.set_result(None)
 
     def _launch(self, exchange: _Exchange) -> DeviceEvent:
-        """Queue everything on the stream at once: no step of it needs the host."""
+        """Queue a whole exchange on the stream, and return its end: no part of it needs the host."""
         assert self._stream is not None, "exchanges come when it is open"
         with self._launch_turn(exchange.deadline_s):
             try:
@@ -212,17 +213,17 @@ class Communicator:
                 for group in cut_groups(exchange.messages, STAGING_SIZE_BYTES):
                     self._launch_group(self._stream, place(group, self._take_staging), is_send=exchange.is_send)
             finally:
-                # Whatever went wrong: what has been queued is accounted for.
+                # The end is recorded also after an error: a part of the exchange may be queued.
                 self._last_queued = self._stream.record()
         return self._last_queued
 
     @contextlib.contextmanager
     def _launch_turn(self, deadline_s: float) -> Iterator[None]:
-        """One link at a time launches on a device.
+        """Hold the device's launch lock: one link at a time launches. Raises ChunkTimeout at the deadline.
 
-        NCCL calls operations of several communicators on one device at once unsafe, unless they are launched in one
-        order; and a chunk's groups, copies and events must not be cut in two by another's. A launch takes microseconds:
-        what could block, connecting, was done in the warm-up.
+        NCCL's documentation calls operations of several communicators on one device at once unsafe, unless they are
+        launched in one order; and no other launch may come between a chunk's groups, copies and events. A launch takes
+        microseconds: connecting, which could block, was done in the warm-up.
         """
         if not self._launch_lock.acquire(timeout=max(0.0, deadline_s - time.monotonic())):
             raise ChunkTimeout("another link's launch on this device did not end in time")
@@ -250,7 +251,7 @@ class Communicator:
 
     @contextlib.contextmanager
     def _group(self) -> Iterator[NcclComm]:
-        """The calls inside go out together at its end. What was started is ended, or the thread would stay in it."""
+        """Group the NCCL calls inside: they go out together at the end. The group is ended also after an error."""
         with self._calls:
             comm = self._usable_comm()
             self._library.group_start()
@@ -260,14 +261,15 @@ class Communicator:
                 self._library.group_end()
 
     def _await(self, passed: DeviceEvent) -> None:
-        """Poll until the device has passed the event, or something is wrong; whoever waits for us has the deadline.
+        """Poll until the device has passed the event. Raises what NCCL reports, or LinkLost after an abort.
 
-        CUDA has nothing that a host could wait for with a timeout, and NCCL reports its errors only when asked.
+        CUDA offers no wait with a timeout, and NCCL reports its errors only when asked. The thread that waits for the
+        exchange has the deadline, and aborts.
         """
         pause_s = _MIN_PAUSE_S
         while True:
             is_over = passed.query()
-            # In this order: what let the kernels leave early is known by now.
+            # Asked after the query: an error that let the kernels leave early is known by then.
             with self._calls:
                 self._usable_comm().check_async_error()
             if is_over:
@@ -282,7 +284,7 @@ class Communicator:
         return self._comm
 
     def _wind_down(self) -> None:
-        """The last act. Its waits have no deadline, but whoever depends on them has: see close()."""
+        """End the thread: wait until the device is quiet, then free the memory. The deadline for it is close()'s."""
         try:
             if self._last_queued is not None:
                 self._last_queued.synchronize()
@@ -298,7 +300,7 @@ class Communicator:
 
 
 def _translated(error: BaseException) -> BaseException:
-    """NCCL's and CUDA's errors, in the words of this floor. cupy raises KeyError for a code that it does not know."""
+    """Return NCCL's and CUDA's errors as LinkLost. cupy raises KeyError for an NCCL code that it does not know."""
     if isinstance(error, KVTransferError):
         return error
     if isinstance(error, KeyError):

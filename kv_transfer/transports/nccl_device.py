@@ -1,4 +1,4 @@
-"""The CUDA device as the NCCL transport uses it: streams of its own, events, memory."""
+"""The CUDA device as the NCCL transport uses it: streams of the transport's own, events, memory."""
 
 from __future__ import annotations
 
@@ -19,71 +19,71 @@ class DeviceEvent(ComputeEvent, Protocol):
     """A point on a stream."""
 
     def synchronize(self) -> None:
-        """Block the calling thread until the device has passed it; has no timeout."""
+        """Block the calling thread until the device has passed this point, without a timeout."""
 
 
 class DeviceStream(Protocol):
-    """An ordered queue of work on the device. Nothing but close() waits for anything."""
+    """An ordered queue of work on the device. Only download() and close() may block the calling thread."""
 
     @property
     def handle(self) -> int:
-        """The cudaStream_t."""
+        """Return the cudaStream_t."""
 
     def wait(self, event: ComputeEvent) -> None:
-        """Work that is queued from now on starts after the event."""
+        """Let all work that is queued from now on start after the event."""
 
     def record(self) -> DeviceEvent:
-        """The point after all that is queued."""
+        """Return the point after everything that is queued."""
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-        """Queue copies, pair by pair, of like tensors on this device."""
+        """Queue the copy of each source to its target, tensors of equal shape and dtype on this device."""
 
     def download(self, source: Tensor) -> bytes:
-        """A flat uint8 tensor's bytes, after all that is queued; blocks the calling thread until then."""
+        """Wait until everything queued is done, and return the bytes of a flat uint8 tensor."""
 
     def close(self) -> None:
-        """Give the stream back. Nothing must be queued on it any more."""
+        """Destroy the stream. Nothing may be queued on it any more."""
 
 
 class Device(Protocol):
     """One device. A thread calls use() before anything else touches the device from it."""
 
     def use(self) -> None:
-        """Make it the calling thread's current device."""
+        """Make this the calling thread's current device."""
 
     def new_stream(self) -> DeviceStream:
-        """A stream that no other work shares."""
+        """Return a stream that no other work shares."""
 
     def allocate(self, size_bytes: int, stream: DeviceStream) -> Tensor:
-        """[size_bytes], uint8, undefined; ready for what is queued on the stream from now on."""
+        """Return undefined memory, [size_bytes] uint8, for work that is queued on the stream from now on."""
 
     def upload(self, content: bytes, stream: DeviceStream) -> Tensor:
-        """[len(content)], uint8; there for what is queued on the stream from now on."""
+        """Copy bytes to the device: [len(content)] uint8, for work that is queued on the stream from now on."""
 
 
 class CudaDevice:
-    """A Device of torch."""
+    """A Device that torch and cupy drive."""
 
     def __init__(self, device: torch.device) -> None:
-        """device: with an index, as a tensor's is."""
+        """device: with an index, as a tensor's device has"""
         self._device = device
 
     def use(self) -> None:
-        """Also what cupy and NCCL take: CUDA's current device belongs to the thread."""
+        """Make this the thread's current device, for torch, cupy and NCCL alike: CUDA keeps it for each thread."""
         torch.cuda.set_device(self._device)
 
     def new_stream(self) -> CudaStream:
-        """See CudaStream."""
+        """Return a CudaStream on this device."""
         return CudaStream(self._device)
 
     def allocate(self, size_bytes: int, stream: DeviceStream) -> Tensor:
-        """From torch's allocator, whose memory is ordered with the thread's current stream only."""
+        """Allocate by torch, in the order of the thread's current stream, for which `stream` waits; see Device."""
         memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
         stream.wait(_mark(self._device))
         return memory
 
     def upload(self, content: bytes, stream: DeviceStream) -> Tensor:
-        """Through the thread's current stream."""
+        """Copy through the thread's current stream, for which `stream` waits; see Device."""
         memory = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self._device)
         stream.wait(_mark(self._device))
         return memory
@@ -92,8 +92,8 @@ class CudaDevice:
 class CudaStream:
     """A stream made for one link.
 
-    torch.cuda.Stream() would not do: it hands out 32 streams by turns, so two links could share one, and a stalled peer
-    of the one would stop the other.
+    torch.cuda.Stream() would not do: it hands out 32 streams in turn, so two links could share one, and a stalled peer
+    of one link would stop the other.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -102,33 +102,33 @@ class CudaStream:
         self._stream = torch.cuda.ExternalStream(self.handle, device=device)  # type: ignore[no-untyped-call]  # torch's own
 
     def wait(self, event: ComputeEvent) -> None:
-        """On the device only."""
+        """Let later work on this stream wait for the event, on the device only; see DeviceStream."""
         assert isinstance(event, torch.cuda.Event), "events of this device are torch's"
         self._stream.wait_event(event)
 
     def record(self) -> DeviceEvent:
-        """blocking: whoever synchronizes sleeps instead of spinning."""
+        """Return the point after everything that is queued. A thread that waits for it sleeps and does not spin."""
         event: torch.cuda.Event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's own
         event.record(self._stream)
         return event
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-        """One kernel for all of them."""
+        """Copy all pairs with one kernel; see DeviceStream."""
         with torch.cuda.stream(self._stream):
             torch._foreach_copy_(list(targets), list(sources), non_blocking=True)
 
     def download(self, source: Tensor) -> bytes:
-        """Waits for this stream only."""
+        """Return a tensor's bytes; waits for this stream only. See DeviceStream."""
         with torch.cuda.stream(self._stream):
             return source.cpu().numpy().tobytes()
 
     def close(self) -> None:
-        """Destroy it."""
+        """Destroy the stream; see DeviceStream."""
         self._runtime.streamDestroy(self.handle)
 
 
 def mark_compute(device: torch.device) -> ComputeEvent | None:
-    """Record how far the calling thread's stream has been filled; None on the CPU, which computes in order."""
+    """Return the point after all work on the calling thread's stream; None on the CPU, which computes in order."""
     if device.type != "cuda":
         return None
     return _mark(device)

@@ -1,9 +1,9 @@
-"""The NCCL that cupy drives: finding it, and making sure that it is the one that torch has loaded.
+"""Finds the NCCL library that cupy calls, and makes sure that it is the one that torch has loaded.
 
-cupy brings no NCCL of its own. It takes a libnccl that is mapped into the process already, and only otherwise looks for
-one; so torch is imported first, and both use one copy. Two copies in one process would each believe that they own the
-device: that is refused here, before anything is launched. Nothing is imported before it is asked for: a CPU engine
-never loads cupy.
+cupy brings no NCCL of its own. It takes a libnccl that is mapped into the process already, and looks for one only if
+none is; so torch is imported first, and both use one copy. Two copies in one process would each act as the owner of the
+device: that is refused here, before anything is launched. cupy is imported only when it is needed: a CPU engine never
+loads it.
 """
 
 from __future__ import annotations
@@ -24,31 +24,34 @@ from kv_transfer.errors import TransportUnavailable
 
 _LIBRARY: Final = re.compile(r"/\S*/libnccl\.so(?:\.\d+)*$")
 _MIN_CUPY_MAJOR: Final = 14
-"""The first whose unique ids are bytes."""
+"""The first major version of cupy whose unique ids are bytes."""
 
 
 class NcclComm(Protocol):
-    """cupy.cuda.nccl.NcclCommunicator, as far as it is used. Addresses and streams are plain integers.
+    """The part of cupy.cuda.nccl.NcclCommunicator that is used here. Addresses and streams are plain integers.
 
     Any method may raise NcclError (a RuntimeError), or KeyError for a code that cupy does not know.
     """
 
     def send(self, sendbuf: int, count: int, datatype: int, peer: int, stream: int, /) -> None:
-        """Inside a group: queue a message. Blocks for nothing but a first connection, at the group's end."""
+        """Queue a message, inside a group. Only the first connection may block, at the group's end."""
 
     def recv(self, recvbuf: int, count: int, datatype: int, peer: int, stream: int, /) -> None:
-        """Inside a group: queue a receive."""
+        """Queue a receive, inside a group."""
 
     def check_async_error(self) -> None:
-        """Raise what has gone wrong in the background."""
+        """Raise the error that has occurred in the background, if there is one."""
 
     def abort(self) -> None:
-        """Free the communicator; its kernels leave the device. May hang."""
+        """Free the communicator; its kernels leave the device. This may hang."""
 
 
 @dataclass(frozen=True, slots=True)
 class NcclLibrary:
-    """The functions of cupy.cuda.nccl that are used. init_rank: (number of ranks, unique id, rank); has no timeout."""
+    """The functions and values of cupy.cuda.nccl that are used.
+
+    init_rank: (number of ranks, unique id, rank) -> communicator; it has no timeout
+    """
 
     version: int
     uint8: int
@@ -62,10 +65,10 @@ class NcclLibrary:
 class NcclReport:
     """The facts about NCCL that `raypd status` shows.
 
-    torch_version: that torch was built with, such as "2.28.9"; empty without one
-    cupy_version: that cupy calls, empty if cupy or NCCL is missing
+    torch_version: of the NCCL that torch was built with, such as "2.28.9"; empty if torch is built for the CPU
+    cupy_version:  of the NCCL that cupy calls; empty if cupy or NCCL is missing
     libnccl_paths: the libnccl files that are mapped into this process
-    problem: why the nccl transport cannot run here, and what to do; empty if it can
+    problem:       why the nccl transport cannot run here, and what to do; empty if it can
     """
 
     torch_version: str = ""
@@ -82,7 +85,10 @@ class NcclReport:
 
 
 def nccl_report(maps: Path = Path("/proc/self/maps")) -> NcclReport:
-    """Look at what is installed. Imports cupy only if torch is built for CUDA. maps: this process's mapped files."""
+    """Examine the installed NCCL and cupy. cupy is imported only if torch is built for CUDA.
+
+    maps: the list of this process's mapped files
+    """
     cuda_version = torch.version.cuda
     if cuda_version is None:
         return NcclReport(problem=f"this torch is built for the CPU only; {install_command(None)}")
@@ -102,7 +108,7 @@ def nccl_report(maps: Path = Path("/proc/self/maps")) -> NcclReport:
 
 
 def load_nccl() -> NcclLibrary:
-    """The library, checked. Raises TransportUnavailable with what is missing."""
+    """Return the library, after the checks of nccl_report(). Raises TransportUnavailable, with what is missing."""
     report = nccl_report()
     if report.problem:
         raise TransportUnavailable(f"kv_transfer.transport = 'nccl' cannot run here: {report.problem}")
@@ -118,14 +124,17 @@ def load_nccl() -> NcclLibrary:
 
 
 def install_command(cuda_version: str | None) -> str:
-    """Say what to install if cupy is missing; two would clash. cuda_version: torch's; None: for the CPU."""
+    """Return the command that installs the cupy that fits torch: only one cupy may be installed.
+
+    cuda_version: the version that torch is built for; None: for the CPU
+    """
     if cuda_version is None:
         return "with a torch for CUDA, pip install 'raypd[cuda12]' or 'raypd[cuda13]' as torch.version.cuda says"
     return f"pip install 'raypd[cuda{cuda_version.partition('.')[0]}]'"
 
 
 def mapped_libraries(maps: Path) -> tuple[str, ...]:
-    """The different libnccl files in a list of mappings; cupy's own extension module and NCCL's plugins are none."""
+    """Return the libnccl files in a list of mappings, each once; not cupy's extension module, nor NCCL's plugins."""
     paths = {match.group() for line in maps.read_text().splitlines() if (match := _LIBRARY.search(line))}
     return tuple(sorted(paths))
 
@@ -166,7 +175,7 @@ def _find_wrong_cupy(cupy: Any, cuda_version: str) -> str:
 
 
 def _decode(version: int) -> tuple[int, int, int]:
-    """NCCL_VERSION: major * 10000 + minor * 100 + patch, since 2.9."""
+    """Split an NCCL version: since 2.9, NCCL's NCCL_VERSION() makes it of major * 10000 + minor * 100 + patch."""
     return version // 10000, version // 100 % 100, version % 100
 
 

@@ -1,12 +1,12 @@
-"""How a chunk's blocks become NCCL messages: the same cut at both ends, whatever blocks each of them has.
+"""Cuts a chunk's blocks into NCCL messages: the same cut at both ends, wherever the blocks are in their memories.
 
-NCCL pairs the k-th send with the k-th receive and never compares their sizes. The two ends hold the same blocks' bytes
-in different places: a run of blocks that is consecutive here may be scattered there. So the cut must not depend on
-where blocks lie. It depends on their sizes only, which both ends have in common:
+NCCL pairs the k-th send with the k-th receive and never compares their sizes. The two ends have a chunk's blocks at
+different addresses: blocks that are consecutive at one end may be scattered at the other. So the cut must not depend on
+addresses. It depends on the blocks' sizes only, which are the same at both ends:
 
 - blocks are packed, in order, into messages of at most message_size_bytes; a larger block is a message of its own;
-- a message whose blocks are consecutive in memory goes straight from, or into, the cache; another one goes through a
-  staging buffer, which is each end's own affair.
+- a message whose blocks are consecutive in memory goes straight from, or into, the cache; another message goes through
+  a staging buffer. Each end decides that for itself.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 from torch import Tensor
 
 MESSAGE_SIZE_BYTES: Final = 2 << 20
-"""Blocks of 1 MiB and more are sent one by one, in place; smaller ones together (docs/decisions/0006)."""
+"""The most bytes of blocks that share a message: larger blocks are sent one by one, in place (docs/decisions/0006)."""
 STAGING_SIZE_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """pieces: flat uint8 views of blocks, in order; more than one only up to message_size_bytes."""
+    """One NCCL message. pieces: flat uint8 views of blocks, in order; more than one only up to message_size_bytes"""
 
     pieces: tuple[Tensor, ...]
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """The bytes of all pieces together."""
         return sum(piece.numel() for piece in self.pieces)
 
     @property
@@ -46,7 +46,7 @@ class Message:
 
 
 def cut_messages(blocks: Iterable[Tensor], message_size_bytes: int) -> list[Message]:
-    """Cut a chunk's contiguous tensors, of any dtype, into messages. Depends on nothing but their sizes."""
+    """Cut a chunk's contiguous tensors, of any dtype, into messages. The cut depends on the tensors' sizes only."""
     messages: list[Message] = []
     pieces: list[Tensor] = []
     size_bytes = 0
@@ -61,9 +61,9 @@ def cut_messages(blocks: Iterable[Tensor], message_size_bytes: int) -> list[Mess
 
 
 def cut_groups(messages: Sequence[Message], staging_size_bytes: int) -> Iterator[list[Message]]:
-    """Cut messages into NCCL groups, each of which would fit into the staging buffer if it were scattered.
+    """Cut messages into NCCL groups, each of which fits into the staging buffer even if every message is scattered.
 
-    Only messages of several pieces count: so a chunk of large blocks is one group. Both ends cut alike.
+    Only messages of several pieces may need the buffer, so a chunk of large blocks is one group. Both ends cut alike.
     """
     group: list[Message] = []
     staged_bytes = 0
@@ -80,9 +80,11 @@ def cut_groups(messages: Sequence[Message], staging_size_bytes: int) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The memory of a group's messages at this end: runs are (address, size in bytes), one for each message, in order.
+    """The memory of a group's messages at this end.
 
-    staged: parts of the staging buffer, pair by pair those of the cache's pieces in `pieces`
+    runs:   (address, size in bytes) of each message, in order
+    staged: parts of the staging buffer, one for each of `pieces`
+    pieces: the blocks of the messages that go through the staging buffer
     """
 
     runs: tuple[tuple[int, int], ...]
@@ -91,7 +93,7 @@ class Placement:
 
 
 def place(group: Sequence[Message], allocate_staging: Callable[[], Tensor]) -> Placement:
-    """Give every message of a group its run of memory. The staging buffer is asked for only if one is scattered."""
+    """Find the memory of every message of a group. allocate_staging is called only if a message is scattered."""
     runs: list[tuple[int, int]] = []
     staged: list[Tensor] = []
     pieces: list[Tensor] = []

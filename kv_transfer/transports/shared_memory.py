@@ -1,11 +1,11 @@
-"""Links within one host: the consumer copies straight out of the producer's pool.
+"""Links within one host: the consumer copies blocks straight out of the producer's pool.
 
 Over a Unix socket the producer names where each block lies; the consumer copies, checks that the link still stands, and
-acknowledges. The producer holds what it has named until the acknowledgement or the link's end.
+acknowledges. The producer holds the blocks that it has named until the acknowledgement or the link's end.
 
-Invariant: a copy counts only if the link stood after it. The producer ends the link before it lets named blocks go, so
-whatever a late consumer has read of reused blocks is never counted as received. Nobody writes another process's pool:
-its file is sealed against that (shared_pool.py).
+Invariant: a copy counts only if the link still stood after it. The producer ends the link before it frees named blocks,
+so bytes that a late consumer has read from reused blocks never count as received. No process writes another process's
+pool: the pool's file is sealed against that (shared_pool.py).
 Blocks that are not in the pool (chunks that were gathered into a buffer) go through the socket.
 """
 
@@ -25,7 +25,7 @@ from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.transports.byte_stream import ByteStream
 
 _HEADER: Final = struct.Struct("!QQ?")
-"""Number of the chunk, number of its blocks, whether they are named or follow on the socket."""
+"""The chunk's number, the number of its blocks, and whether the blocks are named or follow on the socket."""
 _ACKNOWLEDGED: Final = b"a"
 
 
@@ -40,7 +40,7 @@ class SharedMemoryLink:
         self._num_chunks = 0
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Name the blocks, and hold them until they have been copied."""
+        """Name the blocks, and wait until the consumer has copied them; see DataLink."""
         del after  # The CPU computes in order.
         deadline_s = time.monotonic() + timeout_s
         arrays = [_as_bytes(block) for block in blocks]
@@ -57,7 +57,7 @@ class SharedMemoryLink:
             raise LinkLost(f"{bytes(acknowledgement)!r} came in the place of a chunk's acknowledgement")
 
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Copy what the producer names, and acknowledge it."""
+        """Copy the blocks that the producer names, and acknowledge them; see DataLink."""
         del after
         deadline_s = time.monotonic() + timeout_s
         arrays = [_as_bytes(block) for block in blocks]
@@ -72,27 +72,27 @@ class SharedMemoryLink:
         self._stream.send([memoryview(_ACKNOWLEDGED)], deadline_s)
 
     def is_cut(self) -> bool:
-        """Whether the connection is gone."""
+        """Return whether the connection is gone; see DataLink."""
         return self._stream.is_cut()
 
     def abort(self) -> None:
-        """Wake both ends."""
+        """Shut the connection down; calls at both ends fail. See DataLink."""
         self._stream.abort()
 
     def close(self) -> None:
-        """Hang up, and let the mapping go."""
+        """Close the connection, and drop the mapping of the pool."""
         self._stream.close()
         self._memory = np.empty(0, dtype=np.uint8)
 
     def _find_runs(self, arrays: Sequence[np.ndarray]) -> np.ndarray | None:
-        """[n, 2] int64, first byte in the pool and size of each; None if any is not in the pool."""
+        """Return each array's first byte in the pool and its size, [n, 2] int64; None if one is not in the pool."""
         begin = self._memory.ctypes.data
         runs = np.array([(array.ctypes.data - begin, array.nbytes) for array in arrays], dtype=np.int64)
         is_inside = (runs[:, 0] >= 0) & (runs[:, 0] + runs[:, 1] <= self._memory.nbytes)
         return runs if is_inside.all() else None
 
     def _receive_header(self, num_blocks: int, deadline_s: float) -> bool:
-        """Whether the blocks are named. Raises LinkLost if they are not those that are expected."""
+        """Return whether the blocks are named. Raises LinkLost if the header is not that of the expected chunk."""
         header = bytearray(_HEADER.size)
         self._stream.receive([memoryview(header)], deadline_s)
         self._num_chunks += 1

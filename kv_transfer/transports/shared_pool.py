@@ -1,13 +1,15 @@
 """A KV pool in an anonymous memory file, which another process of this host can map.
 
-memfd rather than a file in /dev/shm: it needs no name, so a killed process leaves nothing behind; it is not bounded by
-the size of /dev/shm, which is 64 MiB in most containers; and its descriptor crosses a socket even where the two ends'
-file systems are not shared. Its size is sealed: whoever maps it cannot be hit by a shrinking file. And it is sealed
-against writing by anything but this process's own mapping: a descriptor that was passed read-only could be opened anew
-for writing through /proc, whatever its mode. A kernel that does not know that seal (before Linux 5.1) refuses it; then
-there is no such pool, and KV travels by TCP.
+The file is a memfd, not a file in /dev/shm, for three reasons. A memfd needs no name, so a killed process leaves
+nothing behind. The size of /dev/shm, which is 64 MiB in most containers, does not bound it. Its descriptor crosses a
+socket even where the two ends share no file system.
 
-The descriptor lives as long as the tensor's storage, which knows it by its file name.
+The file's size is sealed, so that it cannot shrink under a process that maps it. It is also sealed against writing by
+anything but this process's own mapping: a descriptor that was passed read-only could otherwise be opened again for
+writing through /proc, whatever its mode. A kernel without that seal (before Linux 5.1) refuses it; then there is no
+such pool, and KV travels by TCP.
+
+The descriptor stays open for as long as the tensor's storage exists; the storage's file name tells its number.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ _MADV_POPULATE_WRITE: Final = 23
 
 
 def allocate_shared_pool(layout: KVCacheLayout) -> Tensor:
-    """[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], zeros, on the CPU, in a memory file.
+    """Return a KV cache of zeros in a memory file, on the CPU, in the layout's shape and dtype.
 
-    All of it is taken at once, as torch.zeros does and in the same time (docs/decisions/0010): blocks are handed out in
-    turn, so every transfer would pay for a first touch until each block has been used.
-    Raises OSError if it cannot be made.
+    All pages are taken at once, as torch.zeros does and in the same time (docs/decisions/0010): blocks are handed out
+    in turn, so otherwise every transfer would wait for new pages until each block has been used.
+    Raises OSError if the file cannot be made.
     """
     dtype = getattr(torch, layout.dtype)
     assert isinstance(dtype, torch.dtype)
@@ -50,7 +52,7 @@ def allocate_shared_pool(layout: KVCacheLayout) -> Tensor:
 
 
 def _make_file_storage(size_bytes: int) -> torch.UntypedStorage:
-    """Zeros, of which no page is there yet. Raises OSError."""
+    """Return storage of zeros in a sealed memory file, without any page yet. Raises OSError."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         raise OSError(errno.ENOSYS, "memory files need memfd_create, of Linux")
     fd = os.memfd_create("raypd-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -59,7 +61,7 @@ def _make_file_storage(size_bytes: int) -> torch.UntypedStorage:
         os.fchmod(fd, 0o600)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         storage = torch.UntypedStorage.from_file(f"{_FD_DIRECTORY}{fd}", True, size_bytes)
-        # Only now that it is mapped here: no later mapping or write() changes it, by whatever descriptor.
+        # Sealed after it is mapped here: no later mapping or write() can change it, through any descriptor.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
     except RuntimeError as error:
         os.close(fd)
@@ -73,7 +75,7 @@ def _make_file_storage(size_bytes: int) -> torch.UntypedStorage:
 
 
 def _populate(kv_cache: Tensor) -> None:
-    """Take all pages. Raises OSError if they are not to be had, where a write would end the process by SIGBUS."""
+    """Take all pages. Raises OSError if memory lacks for them; a later write would end the process by SIGBUS."""
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if madvise(kv_cache.data_ptr(), kv_cache.nbytes, _MADV_POPULATE_WRITE) == 0:
@@ -81,11 +83,11 @@ def _populate(kv_cache: Tensor) -> None:
     error_number = ctypes.get_errno()
     if error_number != errno.EINVAL:
         raise OSError(error_number, f"a memory file of {kv_cache.nbytes} bytes: {os.strerror(error_number)}")
-    kv_cache.zero_()  # The kernel is too old to be asked.
+    kv_cache.zero_()  # The kernel is too old for MADV_POPULATE_WRITE.
 
 
 def open_pool(kv_cache: Tensor) -> int | None:
-    """A new read-only descriptor of a pool's file; None if it is not in one. The caller closes it."""
+    """Return a new read-only descriptor of a KV cache's file; None if it is in no file. The caller closes it."""
     if kv_cache.device.type != "cpu":
         return None
     file_name = kv_cache.untyped_storage().filename
@@ -95,11 +97,11 @@ def open_pool(kv_cache: Tensor) -> int | None:
 
 
 def pool_bytes(kv_cache: Tensor) -> np.ndarray:
-    """[size in bytes] uint8: a pool as this process sees its own."""
+    """Return the bytes of this process's own pool, in place: [size in bytes] uint8."""
     bytes_: np.ndarray = kv_cache.view(-1).view(torch.uint8).numpy()
     return bytes_
 
 
 def map_pool(fd: int) -> np.ndarray:
-    """[size in bytes] uint8, read-only: a pool of another process. Raises OSError, ValueError."""
+    """Map another process's pool: [size in bytes] uint8, read-only. Raises OSError or ValueError."""
     return np.frombuffer(mmap.mmap(fd, 0, prot=mmap.PROT_READ), dtype=np.uint8)

@@ -1,15 +1,15 @@
-"""The transport between CPU engines: TCP across hosts, and straight out of the producer's pool on one host.
+"""The transport between CPU engines: TCP across hosts, and copies straight out of the producer's pool on one host.
 
-The producer listens in two places: on a TCP port, and, if its pool is in a memory file, on an abstract Unix socket.
-Both go to the consumer, which tries the Unix socket first. Such sockets exist within one network namespace, so between
-hosts, or containers with networks of their own, nobody answers at once and TCP is taken, with TLS if the cluster has it
-(internal_tls). Nothing is configured, and nothing that is missing on the way (no common /dev/shm, no descriptor
-passing) fails the link.
+The producer listens on a TCP port and, if its pool is in a memory file, on an abstract Unix socket. The rendezvous lets
+the consumer find both; it tries the Unix socket first. Such a socket exists within one network namespace. So between
+hosts, or containers with networks of their own, connecting fails at once, and the consumer takes TCP, with TLS if the
+cluster has it (internal_tls). Nothing has to be configured, and nothing that is missing on the way (no common /dev/shm,
+no descriptor passing) fails the link.
 
-Whoever reaches these sockets is a stranger until proven: the names of abstract sockets are listed for every user of the
-host. So both ends first prove the key of the control stream that the link belongs to, together with a token of this one
-link, and neither travels on the connection. Over the Unix socket the other end must also run as the producer's user.
-Then the producer passes the pool's descriptor, which nobody can write by; only a consumer that could map it says so.
+Every process of the host can find these sockets: it can list the names of abstract ones. So both ends first prove the
+key of the control stream that the link belongs to, together with a token of this one link, and neither of these travels
+on the connection. Over the Unix socket the other end must also run as the producer's user. Then the producer passes the
+pool's descriptor, through which the pool cannot be written; a consumer that has mapped the pool confirms it.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ logger = logging.getLogger(__name__)
 
 _MAPPED: Final = b"m"
 _CREDENTIALS: Final = struct.Struct("3i")
-"""Process, user and group id."""
+"""The id of the process, of its user and of its group (struct ucred)."""
 _PRODUCER: Final = Party("producer", 1)
 _CONSUMER: Final = Party("consumer", 1)
-"""Names of a link's two ends. Which engines these are is bound in by the control stream's key."""
+"""The names of a link's two ends in the handshake. The control stream's key binds the engines' own names."""
 _TOKEN_SIZE_BYTES: Final = 16
 _NUM_PROBES: Final = 4
-"""An idle connection that does not answer so many probes is given up."""
+"""How many keepalive probes fit into the time after which a silent connection is given up."""
 _GREETING_TIMEOUT_S: Final = 2.0
-"""A producer on this host that does not greet by then is tried by TCP."""
+"""How long the consumer tries the Unix socket before it tries TCP, and how long it calls again after it was cut off."""
 _INTERVAL_S: Final = 0.05
-"""Before a consumer that was cut off, since strangers call the producer as well, calls again."""
+"""The pause before a consumer that was cut off, because too many others called the producer, calls again."""
 
 
 class _PendingTcpLink:
-    """rendezvous: IP address, TCP port, and the link's token."""
+    """A PendingLink, with its listening sockets. rendezvous: IP address, TCP port and the link's token"""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class _PendingTcpLink:
             return self._link(caller)
 
     def _link(self, caller: Caller[bool]) -> DataLink:
-        """Make the link with the consumer; caller.who: whether it has mapped the pool."""
+        """Make the link with the consumer. caller.who: whether the consumer has mapped the pool"""
         if caller.who:
             assert isinstance(caller.stream, socket.socket), "there is no TLS within a host"
             return _announced(SharedMemoryLink(ByteStream(caller.stream), pool_bytes(self._kv_cache)))
         return _tcp_link(caller.stream, self._silence_timeout_s)
 
     def _prove(self, connection: socket.socket, address: str) -> Caller[bool] | None:
-        """Hear who calls by TCP."""
+        """Let a caller prove itself over TCP; return None, with the connection closed, if it does not."""
         stream = connection if self._tls is None else self._tls.accepting(connection)
         if self._is_proven(stream, Purpose.DATA_LINK, time.monotonic() + PROOF_TIMEOUT_S, address):
             return Caller(stream, False)
@@ -118,8 +118,11 @@ class _PendingTcpLink:
         return None
 
     def _prove_locally(self, connection: socket.socket, address: str) -> Caller[bool] | None:
-        """Hear who calls within the host; None also if it cannot map the pool, and will use TCP."""
-        assert self._pool_fd is not None, "only a pool in a file is listened for"
+        """Let a caller prove itself over the Unix socket, and pass the pool's descriptor to it.
+
+        Returns None, with the connection closed, if it does not prove itself, or cannot map the pool and will use TCP.
+        """
+        assert self._pool_fd is not None, "the Unix socket exists only for a pool in a file"
         user, deadline_s = _user_of(connection), time.monotonic() + PROOF_TIMEOUT_S
         if user != os.geteuid():
             self._refusals.add(Purpose.SHARED_MEMORY, f"user {user}", OtherUser(f"it runs as user {user}"))
@@ -137,7 +140,7 @@ class _PendingTcpLink:
     def _is_proven(
         self, connection: socket.socket | TlsSocket, purpose: Purpose, deadline_s: float, address: str
     ) -> bool:
-        """Whether it is the consumer of this link that has connected: whoever is meant may still come."""
+        """Return whether the link's consumer has connected. A stranger is counted; the consumer may still come."""
         acceptor = Acceptor(self._key, purpose, _PRODUCER, bound=self._token)
         try:
             if isinstance(connection, TlsSocket):
@@ -164,7 +167,7 @@ class _PendingTcpLink:
 
 
 class TcpTransport:
-    """A Transport of CPU memory."""
+    """A Transport of CPU memory, by TCP or by shared memory."""
 
     name = "tcp"
 
@@ -176,11 +179,11 @@ class TcpTransport:
         tls: InternalTls | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        """host: this end's own address, as its peers reach it
+        """host: this end's own address, at which its peers reach it
 
-        silence_timeout_s: how long a connection may be without a sign of the peer's host, moving or not
-        tls: what connections over TCP are encrypted with, if they are
-        refusals: counts those who connect and do not prove that they are the link's consumer
+        silence_timeout_s: how long a connection may be without a sign of the peer's host, whether bytes move or not
+        tls:               encrypts TCP connections; None: they are not encrypted
+        refusals:          counts connections whose other end does not prove that it is the link's consumer
         """
         self._host = host
         self._refusals = refusals or Refusals()
@@ -189,7 +192,7 @@ class TcpTransport:
         self._silence_timeout_s = silence_timeout_s
 
     def listen(self, key: KeySource | None = None) -> _PendingTcpLink:
-        """Open the listening sockets."""
+        """Open the listening sockets; see Transport."""
         try:
             return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s, self._tls, key, self._refusals)
         except OSError as error:
@@ -198,7 +201,7 @@ class TcpTransport:
     def connect(
         self, rendezvous: str, timeout_s: float, opening: Opening | None = None, key: KeySource | None = None
     ) -> DataLink:
-        """Map the producer's pool if it is on this host, else connect by TCP."""
+        """Map the producer's pool if it is on this host, otherwise connect by TCP; see Transport."""
         opening, deadline_s = opening or Opening(), time.monotonic() + timeout_s
         address, token = _read_rendezvous(rendezvous)
         proof = _Proof(key or SessionKey(token), token)
@@ -216,12 +219,12 @@ class _Proof:
     token: bytes
 
     def dial(self, connection: socket.socket | TlsSocket, purpose: Purpose, deadline_s: float) -> None:
-        """Raises Untrusted."""
+        """Prove this end on a connection, and check the other end's proof. Raises Untrusted."""
         dial_proof(connection, Dialer(self.key, purpose, _CONSUMER, _PRODUCER, bound=self.token), deadline_s)
 
 
 def _read_rendezvous(rendezvous: str) -> tuple[tuple[str, int], bytes]:
-    """Return the address and the token. Raises LinkLost: it comes from the peer."""
+    """Return the address and the token. Raises LinkLost if the text, which comes from the peer, is no rendezvous."""
     try:
         host, port_text, token_hex = rendezvous.split("|")
         port, token = int(port_text), bytes.fromhex(token_hex)
@@ -239,12 +242,12 @@ def _tcp_link(connection: socket.socket | TlsSocket, silence_timeout_s: float) -
 
 
 def _watch_for_silence(connection: socket.socket | TlsSocket, timeout_s: float) -> None:
-    """Let the kernel end the connection if nothing is heard of the peer's host: of what was sent, or of its probes."""
+    """Let the kernel end the connection if the peer's host acknowledges neither data nor probes for timeout_s."""
     probe_s = max(1, round(timeout_s / _NUM_PROBES))
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s)
-    # It decides on unanswered probes as well: how many there are does not count then.
+    # TCP_USER_TIMEOUT bounds unanswered probes as well, so the number of probes (TCP_KEEPCNT) has no effect.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(timeout_s * 1000))
 
 
@@ -257,7 +260,8 @@ def _announced(link: _Link) -> _Link:
 
 
 def _local_name(token: bytes) -> str:
-    # Abstract (it begins with a zero byte): no file, nothing to remove. It is listed, so it must not tell the token.
+    # An abstract name (it begins with a zero byte) is no file, so nothing has to be removed. Every user of the host can
+    # list it, so it must not tell the token.
     return f"\0raypd-kv-{hashlib.sha256(b'name of ' + token).hexdigest()[:32]}"
 
 
@@ -282,7 +286,7 @@ def _listen_locally(token: bytes) -> socket.socket | None:
 def _connect(
     address: tuple[str, int], proof: _Proof, deadline_s: float, opening: Opening, tls: InternalTls | None
 ) -> socket.socket | TlsSocket:
-    """Connect, and again if the producer hangs up, as it does with those that keep it waiting. Raises LinkLost."""
+    """Connect by TCP, again for a while if the producer hangs up because it has too many callers. Raises LinkLost."""
     host, port = address
     give_up_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
     while True:
@@ -298,14 +302,14 @@ def _connect(
 def _connect_once(
     address: tuple[str, int], proof: _Proof, deadline_s: float, opening: Opening, tls: InternalTls | None
 ) -> socket.socket | TlsSocket:
-    """Raises OSError, LinkLost or Untrusted."""
+    """Connect by TCP, prove this end and wait for the welcome. Raises OSError, LinkLost or Untrusted."""
     connection: socket.socket | TlsSocket
     connection = plain = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
     try:
         with opening.waking(plain):
             plain.settimeout(max(0.001, deadline_s - time.monotonic()))
             plain.connect(address)
-            # A socket that was shut down just before it connects says that it is connected, and never sends.
+            # A socket that was shut down just before it connects reports that it is connected, and never sends.
             opening.check()
         if tls is not None:
             connection = tls.dialling(plain)
@@ -321,7 +325,7 @@ def _connect_once(
 
 
 def _connect_locally(proof: _Proof, deadline_s: float, opening: Opening) -> SharedMemoryLink | None:
-    """The link over the producer's pool; None if it is not on this host, or not in a file, or cannot be mapped."""
+    """Return a link over the producer's pool; None if it is on another host or in no file, or cannot be mapped."""
     deadline_s = min(deadline_s, time.monotonic() + _GREETING_TIMEOUT_S)
     while True:
         try:
@@ -333,7 +337,10 @@ def _connect_locally(proof: _Proof, deadline_s: float, opening: Opening) -> Shar
 
 
 def _connect_locally_once(proof: _Proof, deadline_s: float, opening: Opening) -> SharedMemoryLink:
-    """Raises OSError, IndexError, ValueError, LinkLost or Untrusted."""
+    """Connect to the Unix socket, prove this end and map the pool.
+
+    Raises OSError, IndexError, ValueError, LinkLost or Untrusted.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     fds: list[int] = []
     try:

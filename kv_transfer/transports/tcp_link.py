@@ -15,7 +15,7 @@ from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.transports.byte_stream import ByteStream
 
 _HEADER: Final = struct.Struct("!4sQQ")
-"""Magic word, number of the chunk, its bytes."""
+"""The magic word, the chunk's number, and the number of its bytes."""
 _MAGIC: Final = b"rpkv"
 
 
@@ -23,20 +23,20 @@ class TcpLink:
     """One end of a TCP link. Every chunk has a header, so that ends which disagree lose the link and nothing else."""
 
     def __init__(self, stream: ByteStream, path: str = "tcp") -> None:
-        """path: how the bytes travel, for people."""
+        """path: how the bytes travel, for the log"""
         self.path: Final = path
         self._stream = stream
         self._num_chunks = 0
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Put the bytes on the connection, straight from memory."""
+        """Send the blocks' bytes, straight from memory; see DataLink."""
         del after  # The CPU computes in order.
         buffers = [as_buffer(block) for block in blocks]
         header = memoryview(self._next_header(buffers))
         self._stream.send([header, *buffers], time.monotonic() + timeout_s)
 
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
-        """Take the bytes off the connection, straight into memory."""
+        """Receive the blocks' bytes, straight into memory; see DataLink."""
         del after
         deadline_s = time.monotonic() + timeout_s
         buffers = [as_buffer(block) for block in blocks]
@@ -47,15 +47,15 @@ class TcpLink:
         self._stream.receive(buffers, deadline_s)
 
     def is_cut(self) -> bool:
-        """Whether the connection is gone."""
+        """Return whether the connection is gone; see DataLink."""
         return self._stream.is_cut()
 
     def abort(self) -> None:
-        """Wake both ends."""
+        """Shut the connection down; calls at both ends fail. See DataLink."""
         self._stream.abort()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._stream.close()
 
     def _next_header(self, buffers: Sequence[memoryview]) -> bytes:
@@ -64,5 +64,5 @@ class TcpLink:
 
 
 def as_buffer(block: Tensor) -> memoryview:
-    """A contiguous tensor's bytes, in place."""
+    """Return the bytes of a contiguous tensor on the CPU, in place."""
     return block.view(-1).view(torch.uint8).numpy().data

@@ -1,8 +1,8 @@
-"""A cluster's own certificate authority, for as long as it takes to sign one certificate.
+"""A cluster's own certificate authority, which signs one certificate and is then forgotten.
 
-Every process of the cluster shows the same certificate, for the cluster's own name and nobody's address: who is who
-among them is what the handshake under the cluster's secret proves (kv_transfer.trust.handshake). The authority's key is
-forgotten here, so no further certificate can ever be made under it.
+Every process of the cluster shows the same certificate. It is for the cluster's own name, not for an address: the
+handshake under the cluster's secret proves which process is which (kv_transfer.trust.handshake). The authority's key is
+never stored, so nobody can sign a further certificate with it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from kv_transfer.trust.tls import CLUSTER_NAME, TlsMaterial
 
 _LIFETIME: Final = datetime.timedelta(days=3650)
-"""The certificate ends with its cluster, which no date may end before."""
+"""How long the certificate is valid: longer than any cluster exists."""
 _CLOCK_SKEW: Final = datetime.timedelta(days=1)
 
 
 def draw_tls_material() -> TlsMaterial:
-    """Make an authority and a certificate for all processes of a cluster, with a key of P-256."""
+    """Make an authority, and one certificate for all processes of a cluster, with keys of the curve P-256."""
     now = datetime.datetime.now(datetime.UTC)
     authority_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     authority_name = _name("raypd cluster authority")

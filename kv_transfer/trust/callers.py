@@ -1,12 +1,12 @@
-"""Hears those who connect to a process of the cluster, before they have proven anything.
+"""Accepts connections to a process of the cluster, and lets each caller prove itself before it is handed out.
 
-Each caller is heard on a thread of its own, a bounded number at a time. If one more comes, the caller that has been
-heard for the longest is cut off: a member of the cluster proves itself within milliseconds, and who has said nothing
-for longer is most likely a stranger. So strangers who hold connections open keep nobody out, however many they are. A
-member that was cut off calls again.
+A caller is the other end of such a connection. Each caller proves itself on a thread of its own, a bounded number of
+callers at a time. If one more comes, the caller that has taken longest is cut off: a member of the cluster proves
+itself within milliseconds, so this caller is most likely a stranger. So strangers that hold connections open keep no
+member out, however many they are. A member that was cut off calls again.
 
-Invariant: a caller that was told that it is welcome is handed out, and is not cut off any more. A caller that has
-proven itself and was not told may be cut off; it notices, because it waits to be told.
+Invariant: a caller to which the welcome was sent is handed out, and is not cut off any more. A caller that has proven
+itself and got no welcome yet may be cut off; it notices, because it waits for the welcome.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_CALLERS: Final = 64
 PROOF_TIMEOUT_S: Final = 5.0
 """How long a caller may take to prove itself, unless it is cut off earlier."""
 BACKLOG: Final = 128
-"""Connections that the kernel keeps for a listener here, until they are taken."""
+"""How many connections the kernel keeps for a listening socket until they are accepted."""
 _WELCOME: Final = b"w"
 _JOIN_TIMEOUT_S: Final = 10.0
 _PAUSE_S: Final = 0.02
@@ -44,27 +44,33 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Caller(Generic[_T]):
-    """A caller that has proven itself. who: what its proof says."""
+    """A caller that has proven itself. stream: its connection; who: the facts that its proof has shown"""
 
     stream: socket.socket | TlsSocket
     who: _T
 
 
 Prove = Callable[[socket.socket, str], Caller[_T] | None]
-"""Hears a caller, at this address, up to a deadline of its own. Closes the connection and returns None to refuse it."""
+"""Lets a caller at this address prove itself, up to a deadline that the function sets itself.
+
+To refuse the caller, it closes the connection and returns None.
+"""
 
 
 class Callers(Generic[_T]):
-    """A context manager: callers are heard while inside. take() belongs to one thread."""
+    """A context manager that accepts callers while it is entered. One thread calls take()."""
 
     def __init__(self, listeners: Mapping[socket.socket, Prove[_T]], max_callers: int = MAX_CALLERS) -> None:
-        """listeners: sockets that listen, each with what is to be proven there; they stay their owner's."""
+        """listeners: listening sockets, each with the function that checks its callers; the owner closes the sockets
+
+        max_callers: the most callers that prove themselves at a time
+        """
         self._prove = dict(listeners)
         self._max_callers = max_callers
         self._lock = threading.Lock()
         self._numbers = itertools.count()
         self._heard: dict[int, socket.socket] = {}
-        """Descriptors of their own of the connections that are heard; the oldest first."""
+        """A second descriptor of each connection whose caller is proving itself; the oldest first."""
         self._threads: dict[int, threading.Thread] = {}
         self._proven: queue.SimpleQueue[Caller[_T] | None] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
@@ -78,7 +84,7 @@ class Callers(Generic[_T]):
     def __exit__(
         self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Cut off everybody who was not handed out. No thread of this object touches a listener afterwards."""
+        """Cut off every caller that was not handed out. No thread of this object touches a listener afterwards."""
         with self._lock:
             self._is_over = True
             for handle in self._heard.values():
@@ -96,14 +102,14 @@ class Callers(Generic[_T]):
                     caller.stream.close()
 
     def take(self, deadline_s: float) -> Caller[_T] | None:
-        """Wait for the next caller that has proven itself; None if a listener was shut down.
+        """Wait for the next caller that has proven itself, and return it; None if a listener was shut down.
 
-        deadline_s: monotonic. Raises TimeoutError.
+        deadline_s: monotonic. Raises TimeoutError when it has passed.
         """
         try:
             return self._proven.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
-            raise TimeoutError("nobody has called and proven to be a member in time") from None
+            raise TimeoutError("no caller has proven in time that it is a member") from None
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -119,13 +125,13 @@ class Callers(Generic[_T]):
                         return
 
     def _accept(self, listener: socket.socket) -> bool:
-        """Begin to hear a caller; returns False if nobody can call here any more."""
+        """Accept a caller and start its proof; return False if the listener accepts no connection any more."""
         try:
             connection, address = listener.accept()
         except BlockingIOError:
             return True
         except OSError as error:
-            logger.debug("a caller cannot be heard", extra={"reason": str(error)})
+            logger.debug("a connection cannot be accepted", extra={"reason": str(error)})
             with self._lock:
                 self._cut_oldest()  # If this process is out of descriptors, that frees two.
             time.sleep(_PAUSE_S)
@@ -135,12 +141,12 @@ class Callers(Generic[_T]):
         try:
             self._begin(connection, host, self._prove[listener])
         except (OSError, RuntimeError) as error:
-            logger.debug("a caller cannot be heard", extra={"reason": str(error)})
+            logger.debug("a caller cannot prove itself", extra={"reason": str(error)})
             connection.close()
         return True
 
     def _begin(self, connection: socket.socket, address: str, prove: Prove[_T]) -> None:
-        """Raises OSError or RuntimeError if there are no descriptors, or no threads, left."""
+        """Start a caller's thread. Raises OSError or RuntimeError if no descriptor, or no thread, is left."""
         number = next(self._numbers)
         thread = threading.Thread(target=self._hear, args=(number, connection, address, prove), daemon=True)
         handle = connection.dup()
@@ -159,7 +165,7 @@ class Callers(Generic[_T]):
             raise
 
     def _cut_oldest(self) -> None:
-        """Hang up on the caller that has been heard for the longest, if there is one; under the lock."""
+        """Cut off the caller whose proof has taken longest, if there is one; the lock is held."""
         if self._heard:
             handle = self._heard.pop(next(iter(self._heard)))
             _cut(handle)
@@ -185,23 +191,26 @@ class Callers(Generic[_T]):
                 raise ConnectionAbortedError("another caller has taken its place")
             caller.stream.sendall(_WELCOME)
         except OSError as error:
-            logger.debug("a caller left before it was welcome", extra={"reason": str(error)})
+            logger.debug("a caller left, or was cut off, before its welcome", extra={"reason": str(error)})
             caller.stream.close()
         else:
             self._proven.put(caller)
 
 
 def wait_welcome(stream: socket.socket | TlsSocket, deadline_s: float) -> None:
-    """Wait, as a caller that has proven itself, until the other end says that this one is welcome. Raises HungUp."""
+    """Wait for the other end's welcome, as a caller that has proven itself.
+
+    deadline_s: monotonic. Raises HungUp if the welcome does not come.
+    """
     timeout_s = stream.gettimeout()
     try:
         stream.settimeout(max(0.001, deadline_s - time.monotonic()))
         if stream.recv(len(_WELCOME)) != _WELCOME:
-            raise HungUp("it hung up instead of a welcome")
+            raise HungUp("the other end hung up instead of sending a welcome")
     except TimeoutError:
-        raise HungUp("it did not say in time that this end is welcome") from None
+        raise HungUp("the other end sent no welcome in time") from None
     except OSError as error:
-        raise HungUp(f"it hung up instead of a welcome: {error}") from error
+        raise HungUp(f"the other end hung up instead of sending a welcome: {error}") from error
     finally:
         with contextlib.suppress(OSError):
             stream.settimeout(timeout_s)

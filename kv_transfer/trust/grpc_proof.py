@@ -1,14 +1,14 @@
 """The handshake in front of a gRPC call, in the metadata, which gRPC bounds: no message is read before the proof.
 
-The dialer asks for an answer by a call of its own (CHALLENGE_METHOD: its Challenge in the metadata, the acceptor's
-answer and a ticket in the trailing metadata, no message in either direction). Then it makes the call that
-it is about, with Challenge, ticket and Proof in the metadata. The acceptor checks these before it reads a message, and
-shows in its initial metadata that it has the handshake's key: the dialer sends nothing before it has seen that, in case
-somebody else listens there by now.
+handshake.py has the handshake itself. The dialer gets the acceptor's answer by a call of its own (CHALLENGE_METHOD: the
+Challenge is in the call's metadata, the answer and a ticket are in its trailing metadata, no message goes in either
+direction). Then the dialer makes the call that it needs, with Challenge, ticket and Proof in the metadata. The acceptor
+checks these before it reads a message, and shows in its initial metadata that it has the handshake's key. The dialer
+sends no message before it has seen that: another process may listen there by now.
 
-The acceptor keeps nothing for a stranger: what it has to know of its own answer is in the ticket (time and nonce,
-under a key that it draws at its start). Nonces of proofs that were right are kept until their tickets expire: each
-proof counts once.
+The acceptor keeps no state for a stranger. The ticket holds all that the acceptor has to know of its own answer, its
+time and its nonce, under a key that the acceptor draws at its start. The nonces of valid proofs are kept until their
+tickets expire, so that each proof counts once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ METADATA_LIMITS: Final = (
     ("grpc.max_metadata_size", MAX_MESSAGE_BYTES),
     ("grpc.absolute_max_metadata_size", MAX_MESSAGE_BYTES),
 )
-"""Options of servers and channels: they bound what may come before a proof."""
+"""Options of servers and channels that bound the metadata, which comes before a proof."""
 
 _PURPOSE: Final = "raypd-purpose"
 _CHALLENGE: Final = "raypd-challenge-bin"
@@ -59,7 +59,7 @@ _NUM_TICKET_BYTES: Final = _TIME.size + NUM_NONCE_BYTES + hashlib.sha256().diges
 
 
 class GrpcAcceptor:
-    """The accepting end of all calls of one server. Lives on one event loop."""
+    """The accepting end of all calls of one server. The object belongs to one event loop."""
 
     def __init__(
         self, secrets_: KeySource, refusals: Refusals | None = None, clock: Callable[[], float] = time.monotonic
@@ -70,21 +70,24 @@ class GrpcAcceptor:
         self._parties: dict[Purpose, Party] = {}
         self._ticket_key = secrets.token_bytes(32)
         self._used: dict[bytes, float] = {}
-        """Nonces of right proofs, and when their tickets expire; the oldest first."""
+        """The nonces of valid proofs, and when their tickets expire; the oldest first."""
 
     def register(self, purpose: Purpose, own: Party) -> None:
         """Answer challenges for this purpose, as this party."""
         self._parties[purpose] = own
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """Return the gRPC handler for challenges; the server that has it takes the other calls, too."""
+        """Return the gRPC handler for challenges, for the server whose other calls check() protects."""
         service, method = CHALLENGE_METHOD.strip("/").split("/")
-        # A stream, of which nothing is read: a unary call's message would be received first.
+        # A stream of which nothing is read: of a unary call, gRPC would receive the message first.
         serve: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._answer)
         return grpc.method_handlers_generic_handler(service, {method: serve})
 
     async def check(self, context: grpc.aio.ServicerContext[Any, Any], purpose: Purpose) -> Proven:
-        """Check the proof of a call, and confirm it to the caller. Aborts the call if the proof does not hold."""
+        """Check the proof of a call, and confirm it to the dialer; return what is proven.
+
+        If the proof is not valid, the call is aborted, and its abort is raised.
+        """
         try:
             proven = self._verify(_fields(context.invocation_metadata()), purpose)
         except Untrusted as error:
@@ -102,12 +105,12 @@ class GrpcAcceptor:
         except Untrusted as error:
             await self._refuse(context, "a challenge", error)
         ticket = self._make_ticket(challenge, acceptor.nonce, self._clock())
-        # Not the initial metadata: grpc.aio loses these if the call's end arrives with them.
+        # The initial metadata would not do: grpc.aio loses them if the call's end arrives with them.
         context.set_trailing_metadata(((_ANSWER, answer), (_TICKET, ticket)))
 
     def _acceptor(self, purpose: Purpose) -> Acceptor:
         if (own := self._parties.get(purpose)) is None:
-            raise Untrusted("nothing here is for that purpose")
+            raise Untrusted("this server accepts no connection for that purpose")
         return Acceptor(self._secrets, purpose, own)
 
     def _verify(self, fields: dict[str, str | bytes], purpose: Purpose) -> Proven:
@@ -116,11 +119,11 @@ class GrpcAcceptor:
         challenge, ticket, proof = (_bytes(fields, name) for name in (_CHALLENGE, _TICKET, _PROOF))
         now_s = self._clock()
         if len(ticket) != _NUM_TICKET_BYTES:
-            raise NotRaypd("its ticket is none")
+            raise NotRaypd(f"its ticket has {len(ticket)} bytes, not {_NUM_TICKET_BYTES}")
         (made_s,) = _TIME.unpack_from(ticket)
         nonce = ticket[_TIME.size : _TIME.size + NUM_NONCE_BYTES]
         if not hmac.compare_digest(self._make_ticket(challenge, nonce, made_s), ticket):
-            raise NotRaypd("its ticket is none of this process")
+            raise NotRaypd("its ticket was not made by this process, or not for this challenge")
         if now_s > made_s + _TICKET_LIFETIME_S:
             raise NotRaypd("its proof came too late")
         acceptor = self._acceptor(purpose)
@@ -130,13 +133,13 @@ class GrpcAcceptor:
         return proven
 
     def _use(self, nonce: bytes, expires_s: float, now_s: float) -> None:
-        """Count a right proof once."""
+        """Note that a valid proof was used. Raises NotRaypd if it was used before."""
         while self._used and next(iter(self._used.values())) < now_s:
             del self._used[next(iter(self._used))]
         if nonce in self._used:
             raise NotRaypd("its proof has been used before")
         if len(self._used) >= _MAX_USED:
-            raise Untrusted("too many connections come at a time")
+            raise Untrusted("too many connections were made within a short time")
         self._used[nonce] = expires_s
 
     def _make_ticket(self, challenge: bytes, nonce: bytes, made_s: float) -> bytes:
@@ -153,14 +156,17 @@ class GrpcAcceptor:
 
 
 class GrpcProof:
-    """The dialling end of one call: the metadata to make it with, and the check of what comes back."""
+    """The dialling end's proof for one call: the call's metadata, and the check of the acceptor's confirmation."""
 
     def __init__(self, metadata: Sequence[tuple[str, str | bytes]], proven: Proven) -> None:
         self.metadata: Final = tuple(metadata)
         self.proven: Final = proven
 
     async def confirm(self, call: grpc.aio.StreamStreamCall[Any, Any]) -> Proven:
-        """Wait until the call's acceptor has confirmed. No message is sent before. Raises Untrusted, AioRpcError."""
+        """Wait until the call's acceptor has confirmed the proof; send no message before. Returns what is proven.
+
+        Raises Untrusted, or AioRpcError if the call fails for another reason.
+        """
         metadata = _fields(await call.initial_metadata())
         tag = metadata.get(_CONFIRMATION)
         if isinstance(tag, bytes) and hmac.compare_digest(tag, self.proven.session_key.tag(_CONFIRMED)):
@@ -177,9 +183,11 @@ async def prove(
     *,
     wait_for_ready: bool = True,
 ) -> GrpcProof:
-    """Challenge the channel's other end and check its answer; returns what a call is to be made with.
+    """Challenge the channel's other end and check its answer; return the proof with which to make a call.
 
-    wait_for_ready: whether to wait for somebody to listen there. Raises Untrusted, AioRpcError.
+    peer:           the process that has to answer
+    wait_for_ready: whether to wait until a server listens there
+    Raises Untrusted, or AioRpcError if the call fails for another reason.
     """
     dialer = Dialer(member.trust, purpose, member.party, peer)
     challenge: tuple[tuple[str, str | bytes], ...] = ((_PURPOSE, purpose.name), (_CHALLENGE, dialer.challenge))
@@ -196,7 +204,7 @@ async def prove(
 
 
 async def _raise_refusal(call: grpc.aio.StreamStreamCall[Any, Any]) -> NoReturn:
-    """Raise what the call has ended with, as an error of trust if that is what it is."""
+    """Raise the end of a call as an Untrusted if the other end refused it or is no raypd, otherwise as AioRpcError."""
     if not call.done():
         raise NotRaypd("it does not speak raypd's handshake: an older raypd, or a stranger")
     code, details = await call.code(), await call.details()
@@ -217,7 +225,7 @@ def _purpose(fields: dict[str, str | bytes]) -> Purpose:
     try:
         return Purpose[str(fields[_PURPOSE])]
     except KeyError:
-        raise NotRaypd("it does not say what for") from None
+        raise NotRaypd("its metadata names no known purpose") from None
 
 
 def _bytes(fields: dict[str, str | bytes], name: str) -> bytes:

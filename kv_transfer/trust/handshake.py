@@ -1,21 +1,23 @@
-"""Challenge and proof, in both directions: who dials and who accepts show each other that they know the secret.
+"""Challenge and proof in both directions: the dialer and the acceptor show each other that they know the secret.
 
     dialer                                         acceptor
     Challenge(purpose, both parties, its nonce) ->
                                                 <- Answer(its nonce, a proof under each secret that it accepts)
     Proof(under the secret that both know)      ->
 
-Pure: bytes in, bytes out; who calls brings the clock and the connection. A proof is HMAC-SHA256 over a label and the
-transcript: the whole Challenge (protocol version, purpose, names and incarnations of both ends, the dialer's nonce),
-the acceptor's nonce, and what else the two connect it with. So a proof says for what, by whom, to whom and when, and
+The objects here are pure: bytes in, bytes out; the caller has the clock and the connection. A proof is HMAC-SHA256 (RFC
+2104) over a label and the transcript. The transcript is a hash of the whole Challenge (protocol version, purpose, names
+and incarnations of both ends, the dialer's nonce), of the acceptor's nonce, and of bytes that both ends know of their
+connection. So a proof holds for one purpose, one pair of ends and one connection, and
 
-- nobody can reflect one: each direction has a label of its own;
-- nobody can replay one: both ends draw a fresh nonce for each connection;
-- who is another engine than the one that was meant says so under a third label, and to nobody but who knows the secret;
-- nothing of raypd but this protocol's version is told before a proof.
+- nobody can reflect a proof: each direction has a label of its own;
+- nobody can replay a proof: both ends draw a fresh nonce for each connection;
+- an acceptor that is not the one that was meant proves under a third label that it belongs to the cluster: only a
+  dialer that knows the secret can tell;
+- no fact about raypd but this protocol's version is told before a proof.
 
-Every message begins with a magic word and the version, whatever the version: older and newer ends refuse each other
-by number. The version is raised by every change of an internal message that an older raypd would misread.
+Every message of every version begins with a magic word and the version: older and newer ends refuse each other by
+number. The version grows with every change of an internal message that an older raypd would misread.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ _Incarnation = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Party(msgspec.Struct, frozen=True, array_like=True):
-    """One end of a connection: an engine, a rank or an ingress, and which incarnation of it."""
+    """One end of a connection: the name of an engine, a rank or an ingress, and its incarnation."""
 
     name: _Name
     incarnation: _Incarnation
@@ -86,9 +88,9 @@ _decode_proof: Final = msgspec.msgpack.Decoder(_Proof).decode
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """A connection whose two ends have proven themselves.
+    """The result of a handshake: the two ends of a connection have proven themselves.
 
-    session_key: known to these two ends alone, bound to this very handshake
+    session_key: known to these two ends alone, and different for each handshake
     """
 
     purpose: Purpose
@@ -98,7 +100,7 @@ class Proven:
 
 
 class Dialer:
-    """The end that opens the connection."""
+    """The end that opens the connection. An object serves one handshake."""
 
     def __init__(
         self,
@@ -110,7 +112,11 @@ class Dialer:
         bound: bytes = b"",
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """peer: who has to answer; bound: what both ends know of the connection and want bound in."""
+        """own: this end; peer: the end that has to answer
+
+        bound: bytes that both ends know of the connection, and that the proofs have to cover
+        draw:  returns so many random bytes
+        """
         self._keys = secrets_.keys(purpose)
         self._purpose, self._own, self._peer, self._bound = purpose, own, peer, bound
         challenge = _Challenge(purpose.value, own, peer, draw(NUM_NONCE_BYTES))
@@ -118,7 +124,7 @@ class Dialer:
         """The first message."""
 
     def prove(self, answer: bytes) -> tuple[bytes, Proven]:
-        """Check the acceptor's answer; return the last message, and what is proven with it.
+        """Check the acceptor's answer; return the last message, and what is proven.
 
         Raises WrongSecret, OtherParty, OtherProtocol or NotRaypd.
         """
@@ -126,7 +132,7 @@ class Dialer:
         transcript = _transcript(self.challenge, said.nonce, self._bound)
         if (key := self._common_key(said.proofs, _ACCEPTOR, transcript)) is None:
             if self._common_key(said.proofs, _OTHER_ACCEPTOR, transcript) is not None:
-                raise OtherParty(f"it is of this cluster, but not {self._peer}")
+                raise OtherParty(f"it belongs to this cluster, but is not {self._peer}")
             raise WrongSecret("it does not know the cluster's secret")
         proof = _frame(_PROOF, _encode(_Proof(_mac(key, _DIALER, transcript))))
         return proof, Proven(self._purpose, self._own, self._peer, _export(key, transcript))
@@ -140,7 +146,7 @@ class Dialer:
 
 
 class Acceptor:
-    """The end that was called. One for each connection."""
+    """The end that was called. An object serves one handshake."""
 
     def __init__(
         self,
@@ -151,7 +157,7 @@ class Acceptor:
         bound: bytes = b"",
         draw: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
-        """bound: as for the dialer."""
+        """own: this end; bound, draw: as for the Dialer"""
         self._keys = secrets_.keys(purpose)
         self._purpose, self._own, self._bound = purpose, own, bound
         self.nonce = draw(NUM_NONCE_BYTES)
@@ -159,19 +165,22 @@ class Acceptor:
         self._asked: _Challenge | None = None
 
     def answer(self, challenge: bytes) -> bytes:
-        """Answer the dialer's first message. Raises OtherProtocol, NotRaypd or Untrusted."""
+        """Return the answer to the dialer's first message. Raises OtherProtocol, NotRaypd or Untrusted."""
         transcript = self._hear(challenge)
         label = _ACCEPTOR if self._is_meant else _OTHER_ACCEPTOR
         proofs = tuple(_mac(key, label, transcript) for key in self._keys)
         return _frame(_ANSWER, _encode(_Answer(self.nonce, proofs)))
 
     def resume(self, challenge: bytes, nonce: bytes) -> None:
-        """Go on where another Acceptor, with this nonce, has answered this challenge. Raises as answer() does."""
+        """Take over from another Acceptor that has answered this challenge with this nonce. Raises as answer() does."""
         self.nonce = nonce
         self._hear(challenge)
 
     def verify(self, proof: bytes) -> Proven:
-        """Check the dialer's last message. Raises WrongSecret, OtherParty, OtherProtocol or NotRaypd."""
+        """Check the dialer's last message; return what is proven.
+
+        Raises WrongSecret, OtherParty, OtherProtocol or NotRaypd.
+        """
         if (asked := self._asked) is None:
             raise NotRaypd("a proof came before a challenge")
         said = _read(proof, _PROOF, _decode_proof)
@@ -196,7 +205,7 @@ class Acceptor:
 
 
 def refusal() -> bytes:
-    """Return the message of an acceptor that goes no further: it tells this protocol's version, and nothing else."""
+    """Return the message by which an acceptor refuses: it tells this protocol's version, and nothing else."""
     return _frame(_REFUSAL, b"")
 
 
@@ -217,14 +226,14 @@ def _read(frame: bytes, kind: int, decode: Callable[[bytes], _T]) -> _T:
         raise Untrusted("it refused the handshake")
     try:
         if found != kind:
-            raise NotRaypd("its messages come in another order than the handshake's")
+            raise NotRaypd("its messages come in another order than the handshake has")
         return decode(frame[_NUM_HEADER_BYTES:])
     except (msgspec.MsgspecError, ValueError) as error:
-        raise NotRaypd(f"its message is none of the handshake's: {error}") from None
+        raise NotRaypd(f"its message is not one of the handshake: {error}") from None
 
 
 def _transcript(challenge: bytes, nonce: bytes, bound: bytes) -> bytes:
-    """Hash everything that was said, each part with its length in front."""
+    """Hash the parts of a handshake that both ends have seen, each with its length in front."""
     digest = hashlib.sha256()
     for part in (challenge, nonce, bound):
         digest.update(len(part).to_bytes(8, "big"))

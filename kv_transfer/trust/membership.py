@@ -1,8 +1,8 @@
-"""Keeps the secrets that a process of the cluster is given so that it can prove itself.
+"""Keeps the secrets by which a process of the cluster proves itself.
 
 The controller hands TrustMaterial to each process in a call, after the process has started and before it listens: never
-in arguments, in the environment or in a saved state. A process that has got nothing yet proves nothing and accepts
-nobody.
+in arguments, in the environment or in a saved state. A process that has no material yet can prove nothing, and accepts
+no connection.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from kv_transfer.trust.tls import InternalTls, TlsFiles, TlsMaterial
 
 @dataclass(frozen=True, slots=True)
 class TrustMaterial:
-    """The secrets that a process is to accept, and what stays the same for as long as its cluster lives.
+    """The secrets that a process has to accept, and the keys that never change while the cluster exists.
 
-    generation:  grows with each change, so that a late message does not bring back an older state
-    secrets:     the current one first; empty if they are in a file
-    secret_file: where each node has them; empty if they were drawn
-    block_hash_key: 32 bytes; empty if they are in a file
-    block_hash_key_file: where each node has the key of block hashes; empty if it was drawn
-    tls:         what connections within the cluster are encrypted with; None: they are not
+    generation:          grows with each change, so that a late message does not bring back an older state
+    secrets:             the current one first; empty if they are in a file
+    secret_file:         path of the file of secrets on each node; empty if the secrets were drawn
+    block_hash_key:      32 bytes; empty if the key is in a file
+    block_hash_key_file: path of the file with the key of block hashes on each node; empty if the key was drawn
+    tls:                 encrypts connections within the cluster; None: they are not encrypted
     """
 
     generation: int
@@ -42,17 +42,17 @@ class TrustMaterial:
 
     @classmethod
     def draw(cls) -> TrustMaterial:
-        """Return new secrets. Their generation is later than any that this host has made before."""
+        """Return new random secrets. Their generation is later than any that this host has drawn before."""
         return cls(
             time.time_ns(), (ClusterSecret.draw().reveal(),), block_hash_key=secrets.token_bytes(NUM_SECRET_BYTES)
         )
 
 
 class Trust:
-    """The keys that this process accepts now. A KeySource; may be read and replaced from any thread."""
+    """The keys that this process accepts now, a KeySource. Any thread may read and replace them."""
 
     def __init__(self, material: TrustMaterial | None = None) -> None:
-        """Raises SecretUnusable."""
+        """material: used at once, if it is given. Raises SecretUnusable or TlsUnusable."""
         self._lock = threading.Lock()
         self._material: TrustMaterial | None = None
         self._keys: KeySource | None = None
@@ -70,7 +70,7 @@ class Trust:
 
     @property
     def generation(self) -> int:
-        """The generation of what was given last; 0 before that."""
+        """The generation of the material that was given last; 0 before that."""
         material = self._material
         return 0 if material is None else material.generation
 
@@ -81,14 +81,14 @@ class Trust:
             return min([self.generation, *self._others.values()])
 
     def note_other(self, name: str, generation: int) -> None:
-        """Note what another process, to which this one passes secrets on, has taken."""
+        """Note which generation another process, to which this one passes secrets on, has taken."""
         with self._lock:
             self._others[name] = generation
 
     def use(self, material: TrustMaterial) -> None:
-        """Accept these secrets from now on, unless they are older than what is here.
+        """Accept these secrets from now on; ignore them unless their generation is newer than the present one.
 
-        The key of block hashes and the certificates are those that came first. Raises SecretUnusable, TlsUnusable.
+        The key of block hashes and the certificates stay those that came first. Raises SecretUnusable or TlsUnusable.
         """
         with self._lock:
             if material.generation <= self.generation:
@@ -104,7 +104,7 @@ class Trust:
             tell(material)
 
     def follow(self, tell: Callable[[TrustMaterial], None]) -> None:
-        """Call `tell` with what is here, if anything is, and with all that comes, on the thread that brings it."""
+        """Call `tell` with the present material, if there is any, and later with each new one, on use()'s thread."""
         with self._lock:
             self._listeners.append(tell)
             material = self._material
@@ -113,7 +113,7 @@ class Trust:
 
     @property
     def block_hash_key(self) -> bytes:
-        """The key of the cluster's block hashes, 32 bytes. Raises Untrusted before anything was given."""
+        """The key of the cluster's block hashes, 32 bytes. Raises Untrusted before any material was given."""
         if not self._block_hash_key:
             raise Untrusted("this process has not been given the cluster's key of block hashes")
         return self._block_hash_key
@@ -124,7 +124,7 @@ class Trust:
         return self._tls
 
     def keys(self, purpose: Purpose) -> tuple[bytes, ...]:
-        """Implement KeySource. Raises Untrusted before anything was given."""
+        """Return the keys for a purpose; see KeySource. Raises Untrusted before any material was given."""
         if self._keys is None:
             raise Untrusted("this process has not been given the cluster's secret yet")
         return self._keys.keys(purpose)
@@ -132,7 +132,7 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process of the cluster as it introduces itself: its name and incarnation, and what it proves them with."""
+    """A process of the cluster as it introduces itself: its name and incarnation, and the keys that prove them."""
 
     party: Party
     trust: Trust

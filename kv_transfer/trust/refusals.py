@@ -1,4 +1,4 @@
-"""Counts the callers that were refused for want of a proof, and logs each peer once a minute at most."""
+"""Counts connections that were refused because a proof was missing or wrong; logs each peer once a minute at most."""
 
 from __future__ import annotations
 
@@ -18,41 +18,44 @@ _LOG_INTERVAL_S: Final = 60.0
 
 
 class Refusals:
-    """Counts and logs; from any thread. Strangers cannot fill its memory, nor the log."""
+    """The counters of refused connections, for any thread. Strangers can fill neither the memory nor the log."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, on_refused: Callable[[int], None] | None = None
     ) -> None:
-        """on_refused: told the new total after each refusal, on the thread that refused; must return at once."""
+        """on_refused: called with this process's new total after each refusal, on the thread that refused
+
+        It must return at once.
+        """
         self._clock = clock
         self._on_refused = on_refused
         self._totals_of_others: dict[str, int] = {}
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._logged: OrderedDict[tuple[str, str], float] = OrderedDict()
-        """When a peer was last logged with that kind of refusal; the latest comes last."""
+        """When each peer was last logged with each kind of refusal, as (kind, host); the latest comes last."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many were refused here since the start, by kind: a subclass of Untrusted, as wrong_secret."""
+        """The number of refusals in this process since the start, by kind: a subclass of Untrusted, as wrong_secret."""
         with self._lock:
             return dict(self._counts)
 
     @property
     def total(self) -> int:
-        """How many were refused since the start, here and by the others that note_total() was called for."""
+        """The number of refusals since the start, in this process and in those that note_total() was called for."""
         with self._lock:
             return self._counts.total() + sum(self._totals_of_others.values())
 
     def note_total(self, name: str, total: int) -> None:
-        """Note how many another process, which counts for this one, has refused since its start."""
+        """Note the number of refusals of another process, which counts for this one, since that process's start."""
         with self._lock:
             self._totals_of_others[name] = total
 
     def add(self, purpose: str, peer: str, error: Untrusted) -> None:
-        """Count a refusal, and log it unless this peer's last one was logged a moment ago.
+        """Count a refusal, and log it unless one of this peer and kind was logged within the last minute.
 
-        peer: its address; the port is left out, since it is another one for each connection
+        peer: the other end's address; its port is ignored, because each connection has another one
         """
         kind, host = _kind(error), _host(peer)
         with self._lock:
@@ -70,7 +73,7 @@ class Refusals:
         if last_s is not None and now_s < last_s + _LOG_INTERVAL_S:
             return False
         if last_s is None and len(self._logged) >= _MAX_PEERS and now_s < self._oldest_s() + _LOG_INTERVAL_S:
-            return False  # As many strangers as are remembered have been logged within a minute: no more of them.
+            return False  # The most peers that are remembered were logged within a minute: no further ones are.
         self._logged[kind, host] = now_s
         self._logged.move_to_end((kind, host))
         if len(self._logged) > _MAX_PEERS:
@@ -87,5 +90,5 @@ def _kind(error: Untrusted) -> str:
 
 
 def _host(peer: str) -> str:
-    """gRPC's ipv4:127.0.0.1:50000 or a socket's 127.0.0.1:50000, without the port."""
+    """Return an address without its port: of gRPC, such as ipv4:127.0.0.1:50000, or of a socket."""
     return peer.rpartition(":")[0] or peer

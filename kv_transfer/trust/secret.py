@@ -1,8 +1,8 @@
-"""The cluster's secret: 32 random bytes that every process of the cluster knows and nobody else does.
+"""The cluster's secret: 32 random bytes that every process of the cluster knows, and no other process.
 
-A secret never travels on a connection and is never used as it is: for each purpose a key is derived from it, so that
-what proves membership for one purpose proves nothing for another. Several secrets can be accepted at a time, the
-current one first: that is how a secret is replaced while the cluster serves.
+A secret never travels on a connection, and is never used itself: a key is derived from it for each purpose, so that a
+proof for one purpose proves nothing for another. A process can accept several secrets at a time, the current one first;
+so a secret can be replaced while the cluster serves.
 
 Invariant: a secret's bytes leave its object only through reveal(). repr() hides them, and pickle refuses them, so that
 they do not get into a log line, an error or a saved state by accident.
@@ -24,7 +24,7 @@ _DERIVATION: Final = b"raypd key derivation 1: "
 
 
 class Purpose(StrEnum):
-    """The purpose of a connection. Each purpose has a key of its own."""
+    """The purpose of a connection. Each purpose has keys of its own."""
 
     SESSION = "session"
     CONTROL = "control"
@@ -36,14 +36,14 @@ class Purpose(StrEnum):
 
 
 class KeySource(Protocol):
-    """Something that has keys for handshakes."""
+    """An object that has keys for handshakes."""
 
     def keys(self, purpose: Purpose) -> tuple[bytes, ...]:
         """Return the keys that are accepted for this purpose now, the current one first: 1 to MAX_ACCEPTED."""
 
 
 class ClusterSecret:
-    """One secret."""
+    """One secret of the cluster. Two objects with the same bytes are equal."""
 
     __slots__ = ("_value",)
 
@@ -58,7 +58,7 @@ class ClusterSecret:
         return cls(secrets.token_bytes(NUM_SECRET_BYTES))
 
     def reveal(self) -> bytes:
-        """Return the secret's bytes, for a process of the cluster that is to know them."""
+        """Return the secret's bytes, in order to hand them to a process of the cluster."""
         return self._value
 
     def key(self, purpose: Purpose) -> bytes:
@@ -75,19 +75,19 @@ class ClusterSecret:
         return "ClusterSecret(hidden)"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a cluster's secret is not pickled; hand reveal() to a process that is to know it")
+        raise TypeError("a cluster's secret is not pickled; hand reveal() to a process that has to know the secret")
 
 
 class ClusterSecrets:
-    """The secrets that this process accepts now. A KeySource; may be read and replaced from any thread."""
+    """The secrets that this process accepts now, a KeySource. Any thread may read and replace them."""
 
     def __init__(self, accepted: Sequence[ClusterSecret]) -> None:
-        """accepted: the current one first."""
+        """accepted: 1 to MAX_ACCEPTED secrets, the current one first. Raises ValueError."""
         self._accepted = _checked(accepted)
 
     @classmethod
     def draw(cls) -> Self:
-        """Return a new, random secret, alone."""
+        """Return an object that accepts one new, random secret."""
         return cls([ClusterSecret.draw()])
 
     @property
@@ -96,11 +96,11 @@ class ClusterSecrets:
         return self._accepted
 
     def replace(self, accepted: Sequence[ClusterSecret]) -> None:
-        """Accept these from now on. Connections that are open stay."""
+        """Accept these secrets, and no others, from now on. Open connections stay. Raises ValueError."""
         self._accepted = _checked(accepted)
 
     def keys(self, purpose: Purpose) -> tuple[bytes, ...]:
-        """Implement KeySource."""
+        """Return the keys for a purpose; see KeySource."""
         return tuple(secret.key(purpose) for secret in self._accepted)
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class ClusterSecrets:
 
 
 class SessionKey:
-    """A key that only the two ends of one proven connection have. A KeySource for connections that belong to it."""
+    """A key that only the two ends of one proven connection have: a KeySource for further connections between them."""
 
     __slots__ = ("_value",)
 
@@ -116,11 +116,11 @@ class SessionKey:
         self._value = value
 
     def keys(self, purpose: Purpose) -> tuple[bytes, ...]:
-        """Implement KeySource."""
+        """Return the key for a purpose; see KeySource."""
         return (derive_key(self._value, purpose),)
 
     def tag(self, label: bytes) -> bytes:
-        """Return 32 bytes by which the other end sees that this end has the key; label: what they are for."""
+        """Return 32 bytes that prove to the other end that this end has the key. label: names what they are for"""
         return hmac.digest(self._value, b"tag: " + label, hashlib.sha256)
 
     def __repr__(self) -> str:

@@ -1,8 +1,9 @@
 """A file of the cluster's secrets: one a line, 64 hexadecimal digits each (`openssl rand -hex 32` makes one).
 
-The first is the current one, the others are accepted as well. Empty lines, and lines that begin with #, say nothing.
-The file is read again when it changes. A handshake succeeds if the two ends have one secret in common, so a secret is
-replaced by putting the new one above the old one everywhere, and then taking the old one out everywhere.
+The first secret is the current one; the others are accepted as well. Empty lines, and lines that begin with #, are
+ignored. The file is read again when it changes. A handshake succeeds if the two ends have one secret in common. So a
+secret is replaced in two steps: the new one is put above the old one on every node, and then the old one is removed on
+every node.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ logger = logging.getLogger(__name__)
 _MAX_FILE_BYTES: Final = 64 * 1024
 _SECRET: Final = re.compile(rf"[0-9a-fA-F]{{{2 * NUM_SECRET_BYTES}}}")
 _FORBIDDEN_MODE: Final = stat.S_IRWXO | stat.S_IWGRP | stat.S_IXGRP
-"""Its owner's alone, or its group's to read as well: Kubernetes gives a pod its secrets by group."""
+"""The permissions that a secret file must not give. The group may read: Kubernetes gives secrets to a pod's group."""
 
 
 class FileSecrets:
-    """The secrets in a file as it is now. A KeySource, from any thread.
+    """The secrets in a file, as it is now: a KeySource for any thread.
 
-    A file that cannot be used is not used: what it said before stays accepted, and the log says why.
+    If the file becomes unusable, the secrets that it had before stay accepted, and the log has the reason.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises SecretUnusable."""
+        """Read the file. Raises SecretUnusable."""
         self._path = path
         self._lock = threading.Lock()
         self._file = WatchedFiles([path], clock)
@@ -44,7 +45,7 @@ class FileSecrets:
         self._secrets = ClusterSecrets(read_secret_file(path))
 
     def keys(self, purpose: Purpose) -> tuple[bytes, ...]:
-        """Implement KeySource. Looks at the file once a second at most."""
+        """Return the keys for a purpose; see KeySource. The file is looked at once a second at most."""
         with self._lock:
             if self._file.have_changed():
                 self._read_again()
@@ -62,7 +63,7 @@ class FileSecrets:
 
 
 def read_secret_file(path: Path) -> list[ClusterSecret]:
-    """Read the secrets in a file. Raises SecretUnusable, which tells the line, never what is in it."""
+    """Read the secrets in a file. Raises SecretUnusable with the number of a wrong line, never with its content."""
     try:
         with path.open("rb") as file:
             refuse_open_mode(str(path), file)
@@ -78,7 +79,7 @@ def read_secret_file(path: Path) -> list[ClusterSecret]:
 
 
 def refuse_open_mode(path: str, file: BinaryIO) -> None:
-    """Raise SecretUnusable if others than its owner, and its group for reading, can use the open file."""
+    """Raise SecretUnusable unless only the open file's owner can use it, and perhaps its group read it."""
     mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     if mode & _FORBIDDEN_MODE:
         raise SecretUnusable(f"{path}: has mode {mode:04o}, so others can use it; chmod 0600 (or 0440 for a group)")

@@ -1,7 +1,7 @@
-"""The handshake over a connected socket: each message with its length in front, all of them before one deadline.
+"""The handshake over a connected socket: each message has its length in front, and all share one deadline.
 
-Nothing is read beyond the handshake's last byte, so what the peer sends next stays in the socket. Works with ssl's
-sockets, too.
+Nothing is read beyond the handshake's last byte, so the peer's next bytes stay in the socket. handshake.py has the
+messages.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from kv_transfer.trust.tls_socket import TlsSocket
 
 _LENGTH: Final = struct.Struct("!H")
 _TLS_LENGTHS: Final = (0x1503, 0x1603)
-"""The first bytes of a TLS alert and of a TLS handshake, read as a length; larger than any message."""
+"""The first two bytes of a TLS alert and of a TLS handshake, read as a length, which no message has."""
 
 
 def dial_proof(connection: socket.socket | TlsSocket, dialer: Dialer, deadline_s: float) -> Proven:
-    """Prove this end, which dialled, and have the other end prove itself. deadline_s: monotonic.
+    """Prove this end, which dialled, and check the other end's proof. deadline_s: monotonic
 
-    The socket's timeout is as before afterwards; closing the connection is the caller's. Raises Untrusted.
+    The socket's timeout is restored. The caller closes the connection, also after an error. Raises Untrusted.
     """
     with _as_untrusted(connection):
         _send(connection, dialer.challenge, deadline_s)
@@ -35,7 +35,7 @@ def dial_proof(connection: socket.socket | TlsSocket, dialer: Dialer, deadline_s
 
 
 def accept_proof(connection: socket.socket | TlsSocket, acceptor: Acceptor, deadline_s: float) -> Proven:
-    """Prove this end, which accepted the connection; the rest is as in dial_proof()."""
+    """Prove this end, which accepted the connection, and check the other end's proof, as dial_proof() does."""
     with _as_untrusted(connection):
         try:
             _send(connection, acceptor.answer(_receive(connection, deadline_s)), deadline_s)

@@ -1,7 +1,8 @@
 """TLS between the processes of a cluster: both ends show a certificate of the cluster's authority, for one name.
 
-The handshake under the cluster's secret (kv_transfer.trust.handshake) follows inside; TLS keeps what is said from
-everybody on the way, and whoever cannot show a certificate does not get as far as that handshake.
+The handshake under the cluster's secret (kv_transfer.trust.handshake) follows inside the TLS connection. TLS hides the
+bytes from everybody on the way, and a process without a certificate does not get as far as that handshake. TLS 1.3 (RFC
+8446) is the only version that is accepted.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from kv_transfer.trust.watched_file import WatchedFiles
 logger = logging.getLogger(__name__)
 
 CLUSTER_NAME: Final = "raypd.internal"
-"""The DNS name in every process's certificate. Nobody looks it up."""
+"""The DNS name in every process's certificate. It is never looked up."""
 
 _MAX_PEM_BYTES: Final = 60 * 1024
-"""A pipe holds at least this much without a reader."""
+"""The most bytes of a certificate or a key: a pipe holds at least so many without a reader."""
 _Pem: TypeAlias = Annotated[bytes, Meta(max_length=2**20)]
 _Path: TypeAlias = Annotated[str, Meta(max_length=4096)]
 
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """The certificate and key that a process shows, and the authority that it trusts. PEM.
+    """The certificate that a process shows, with its key, and the authority that the process trusts; all in PEM.
 
-    authority:   whose certificates are accepted
-    certificate: for CLUSTER_NAME, of that authority, for servers and for clients
+    authority:   certificate of the authority whose certificates are accepted
+    certificate: for CLUSTER_NAME, signed by that authority, for servers and for clients
     key:         the certificate's private key
     """
 
@@ -54,14 +55,14 @@ class TlsMaterial:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The paths of TlsMaterial on every node. Files that change are used from the next connection on."""
+    """The paths of a TlsMaterial's files on every node. A file that changes is used from the next connection on."""
 
     authority: _Path
     certificate: _Path
     key: _Path
 
     def read(self) -> TlsMaterial:
-        """Read all three. Raises TlsUnusable, also for a private key that others can use."""
+        """Read the three files. Raises TlsUnusable, also if other users can read the private key."""
         try:
             authority, certificate = (Path(path).read_bytes() for path in (self.authority, self.certificate))
             with Path(self.key).open("rb") as file:
@@ -74,10 +75,13 @@ class TlsFiles:
 
 
 class InternalTls:
-    """The process's side of every TLS connection within the cluster. From any thread."""
+    """This process's side of every TLS connection within the cluster. Any thread may call the methods.
+
+    If files become unusable, the certificates that were read before stay in use, and the log has the reason.
+    """
 
     def __init__(self, source: TlsMaterial | TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises TlsUnusable."""
+        """Read the certificates and try them. Raises TlsUnusable."""
         self._source = source
         self._lock = threading.Lock()
         paths = (source.authority, source.certificate, source.key) if isinstance(source, TlsFiles) else ()
@@ -86,7 +90,7 @@ class InternalTls:
         self._current = _Contexts(source.read() if isinstance(source, TlsFiles) else source)
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server; each handshake takes the newest certificate."""
+        """Return the credentials of a gRPC server; each of its handshakes uses the newest certificate."""
         used = [self._newest()]
 
         def newer() -> grpc.ServerCertificateConfiguration | None:
@@ -103,16 +107,16 @@ class InternalTls:
         )
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a gRPC channel, with the newest certificate."""
+        """Return the credentials of a gRPC channel, with the newest certificate."""
         material = self._newest().material
         return grpc.ssl_channel_credentials(material.authority, material.key, material.certificate)
 
     def accepting(self, connection: socket.socket) -> TlsSocket:
-        """Take over a connection that was accepted; TlsSocket.handshake() is still to be called."""
+        """Take over a connection that was accepted; the caller then calls TlsSocket.handshake()."""
         return TlsSocket(connection, self._newest().server, server_hostname=None)
 
     def dialling(self, connection: socket.socket) -> TlsSocket:
-        """Take over a connection that was dialled; TlsSocket.handshake() is still to be called."""
+        """Take over a connection that was dialled; the caller then calls TlsSocket.handshake()."""
         return TlsSocket(connection, self._newest().client, server_hostname=CLUSTER_NAME)
 
     def _newest(self) -> _Contexts:
@@ -136,19 +140,19 @@ def open_channel(address: str, options: Sequence[tuple[str, str | int]], tls: In
 
 
 def listen(server: grpc.aio.Server, address: str, tls: InternalTls | None) -> int:
-    """Let a gRPC server listen, with TLS if the cluster has it; returns the port."""
+    """Let a gRPC server listen, with TLS if the cluster has it; return the port."""
     if tls is None:
         return server.add_insecure_port(address)
     return server.add_secure_port(address, tls.server_credentials())
 
 
 def tls_advice(tls: InternalTls | None) -> str:
-    """Say, behind the reason why a gRPC connection failed, what else it may have been; "" without TLS."""
+    """Return a hint to add to the reason why a gRPC connection failed: TLS settings may differ. Empty without TLS."""
     return "" if tls is None else " (internal_tls is on here: it has to be on there too, under the same authority)"
 
 
 def shake_hands(connection: TlsSocket, deadline_s: float) -> None:
-    """Complete TLS's handshake before the deadline. Raises NotRaypd with what to look at, or OSError."""
+    """Complete TLS's handshake before the deadline. Raises NotRaypd, with the setting to check, or OSError."""
     try:
         connection.handshake(deadline_s)
     except ssl.SSLCertVerificationError as error:
@@ -160,21 +164,21 @@ def shake_hands(connection: TlsSocket, deadline_s: float) -> None:
 
 
 class _Contexts:
-    """Contexts of one set of certificates."""
+    """The ssl contexts of one set of certificates, for both ends of connections."""
 
     def __init__(self, material: TlsMaterial) -> None:
         self.material = material
         self.server = _context(ssl.PROTOCOL_TLS_SERVER, material)
-        # Nobody resumes a session: each connection shows its certificates.
+        # No session is resumed: each connection shows its certificates.
         self.server.num_tickets = 0
         self.client = _context(ssl.PROTOCOL_TLS_CLIENT, material)
         self._refuse_unusable()
 
     def _refuse_unusable(self) -> None:
-        """Let the two ends shake hands in memory, as two processes of the cluster will. Raises TlsUnusable.
+        """Let two ends shake hands in memory, as two processes of the cluster will. Raises TlsUnusable.
 
-        So a certificate for another name, of another authority, for servers only, or past its end is found here, and
-        not by every connection.
+        So a certificate that has expired, or is for another name, of another authority or for servers only, is found
+        here, and not by every connection.
         """
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = self.client.wrap_bio(to_client, to_server, server_hostname=CLUSTER_NAME)
@@ -224,5 +228,5 @@ def _memory_file(content: bytes) -> Iterator[str]:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    # Python's own, such as an end in the middle, have none.
+    # Errors that Python itself raises, such as an unexpected end, have no reason.
     return (getattr(error, "reason", None) or str(error)).lower().replace("_", " ")

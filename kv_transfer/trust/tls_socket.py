@@ -1,11 +1,11 @@
-"""A connected socket with TLS that behaves as a plain one does: one thread reads, another writes, any shuts it down.
+"""A connected socket with TLS that behaves as a plain one: one thread reads, another writes, any shuts it down.
 
-OpenSSL's connections are not safe to read and write at once, and Python 3.11 does not guard them. So OpenSSL works on
-memory here, under a lock, and never blocks; the bytes on the wire are moved by plain calls of the socket outside of it,
+An OpenSSL connection must not be read and written at the same time, and Python 3.11 does not guard it. So OpenSSL works
+on memory here, under a lock, and never blocks. Plain calls of the socket move the bytes on the wire, outside the lock,
 many records at a time. With OpenSSL on the socket itself each record of 16 KiB took two calls to receive.
 
-Invariants: a thread waits for the descriptor only if nothing is left that was received; what was encrypted is sent
-before anything else is encrypted; and bytes count as sent once all of their records are with the kernel.
+Invariants: a thread waits for the descriptor only if no received bytes are left; encrypted bytes are sent before
+anything else is encrypted; and bytes count as sent once the kernel has taken all of their records.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import Final, TypeVar
 _T = TypeVar("_T")
 _READABLE: Final = select.POLLIN | select.POLLRDHUP
 _RECEIVED_AT_ONCE: Final = 256 * 1024
-"""A multiple of a record: fewer calls of the socket, and not more than a processor's cache holds."""
+"""The most bytes of one call of the socket: many records, so few calls, but no more than a processor's cache holds."""
 _ENCRYPTED_AT_ONCE: Final = 64 * 1024
 
 
 class TlsSocket:
-    """Has the methods of a socket that raypd's connections use. settimeout() counts for each call."""
+    """A connected socket with TLS, with those methods of a socket that raypd uses. The timeout counts for each call."""
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, *, server_hostname: str | None) -> None:
-        """Take over a connection whose handshake is still to come: the socket object is of no more use.
+        """Take over a connection before its TLS handshake; the given socket object can no longer be used.
 
         server_hostname: the name that the other end's certificate is for; None for the end that accepted
         """
@@ -48,7 +48,7 @@ class TlsSocket:
         self._encrypted = memoryview(b"")
         """Encrypted bytes that the kernel has not taken yet."""
         self._num_encrypted = 0
-        """The number of the caller's bytes that these encrypt."""
+        """How many of the caller's bytes _encrypted stands for."""
 
     def handshake(self, deadline_s: float) -> None:
         """Complete the handshake. deadline_s: monotonic. Raises TimeoutError, ssl.SSLError or another OSError."""
@@ -58,7 +58,7 @@ class TlsSocket:
             except ssl.SSLWantReadError:
                 self._flush(deadline_s)
             except ssl.SSLError:
-                # The other end is told why.
+                # OpenSSL's alert tells the other end why.
                 with contextlib.suppress(OSError):
                     self._flush(deadline_s)
                 raise
@@ -68,28 +68,28 @@ class TlsSocket:
                 raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "the other end hung up")
 
     def send(self, data: memoryview | bytes) -> int:
-        """Send some of the data; returns how many bytes. After a timeout the connection is of no more use."""
+        """Send some of the data; return how many bytes. After a timeout the connection is shut down."""
         return self._send_until(data, self._deadline_s())
 
     def sendall(self, data: memoryview | bytes) -> None:
-        """Send all of it before the timeout, after which the connection is of no more use."""
+        """Send all of the data before the timeout, after which the connection is shut down."""
         deadline_s, waiting = self._deadline_s(), memoryview(data).cast("B")
         while waiting:
             waiting = waiting[self._send_until(waiting, deadline_s) :]
 
     def recv(self, size: int) -> bytes:
-        """Return some bytes, at most `size`; none at the end of the stream."""
+        """Wait for bytes, and return at most `size` of them; none at the end of the stream."""
         buffer = memoryview(bytearray(size))
         return bytes(buffer[: self.recv_into(buffer)])
 
     def recv_into(self, buffer: memoryview | bytearray) -> int:
-        """Fill some of the buffer; returns how many bytes, 0 at the end of the stream."""
+        """Wait for bytes, and fill some of the buffer; return how many bytes, 0 at the end of the stream."""
         return self._wait(lambda: self._decrypt(buffer), _READABLE, self._deadline_s())
 
     def try_send(self, data: memoryview) -> int:
-        """Send what can be sent without waiting; returns how many bytes.
+        """Send as much as can be sent without waiting; return how many bytes.
 
-        After 0 the same bytes have to be sent, by this method or another: they may be on their way in part.
+        After 0 the next call that sends must have the same data: a part of them may have been sent.
         """
         try:
             return self._send(data)
@@ -97,14 +97,14 @@ class TlsSocket:
             return 0
 
     def try_recv_into(self, buffer: memoryview) -> int | None:
-        """Fill what can be filled without waiting; returns how many bytes, None if there are none yet, 0 at the end."""
+        """Fill as much as possible without waiting; return how many bytes, None if there are none yet, 0 at the end."""
         try:
             return self._decrypt(buffer)
         except BlockingIOError:
             return None
 
     def settimeout(self, timeout_s: float | None) -> None:
-        """Let each later call take so long; None: without end."""
+        """Set how long each later call may take; None: without a limit."""
         self._timeout_s = timeout_s
 
     def gettimeout(self) -> float | None:
@@ -112,7 +112,7 @@ class TlsSocket:
         return self._timeout_s
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        """Set an option of the socket below."""
+        """Set an option of the underlying socket."""
         self._connection.setsockopt(level, option, value)
 
     def fileno(self) -> int:
@@ -120,18 +120,19 @@ class TlsSocket:
         return self._connection.fileno()
 
     def shutdown(self, how: int) -> None:
-        """Wake every thread that waits here, and the peer. From any thread, without TLS's farewell."""
+        """Shut the connection down, from any thread, without TLS's closing alert: calls that wait at both ends end."""
         self._connection.shutdown(how)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         with self._lock:
             self._connection.close()
 
     def _send(self, data: memoryview | bytes) -> int:
-        """Encrypt and send some of the data without waiting; returns how many bytes. By one thread at a time.
+        """Encrypt and send some of the data without waiting; return how many bytes. One thread at a time calls this.
 
-        Raises BlockingIOError while the kernel has no room for all that was encrypted; then the same data comes again.
+        Raises BlockingIOError while the kernel has no room for all encrypted bytes; the next call must have the same
+        data.
         """
         if not self._num_encrypted:
             with self._lock:
@@ -152,15 +153,15 @@ class TlsSocket:
         try:
             return self._wait(lambda: self._send(data), select.POLLOUT, deadline_s)
         except TimeoutError:
-            # What is on its way in part must not be taken for the beginning of something else.
+            # A part of the data may have been sent; it must not become the beginning of other data.
             with contextlib.suppress(OSError):
                 self.shutdown(socket.SHUT_RDWR)
             raise
 
     def _decrypt(self, buffer: memoryview | bytearray) -> int:
-        """Fill some of the buffer without waiting; returns how many bytes, 0 at the end. By one thread at a time.
+        """Fill some of the buffer without waiting; return how many bytes, 0 at the end. One thread at a time calls it.
 
-        Raises BlockingIOError if nothing is left that was received.
+        Raises BlockingIOError if no received bytes are left.
         """
         waiting, filled = memoryview(buffer).cast("B"), 0
         while True:
@@ -172,14 +173,14 @@ class TlsSocket:
                 return filled
 
     def _receive(self) -> int:
-        """Take in what the kernel has; returns how many bytes, 0 at the end. Raises BlockingIOError if it has none."""
+        """Take received bytes from the kernel; return how many, 0 at the end. Raises BlockingIOError if it has none."""
         num_bytes = self._connection.recv_into(self._received)
         with self._lock:
             self._incoming.write(self._received[:num_bytes])
         return num_bytes
 
     def _flush(self, deadline_s: float) -> None:
-        """Send what the handshake has to say."""
+        """Send the handshake's outgoing bytes before the deadline."""
         waiting = memoryview(self._outgoing.read())
         while waiting:
             waiting = waiting[self._wait(partial(self._connection.send, waiting), select.POLLOUT, deadline_s) :]
@@ -188,7 +189,7 @@ class TlsSocket:
         return None if self._timeout_s is None else time.monotonic() + self._timeout_s
 
     def _wait(self, call: Callable[[], _T], event: int, deadline_s: float | None) -> _T:
-        """Call it again whenever the descriptor is ready, until it need not wait any more."""
+        """Call `call` whenever the descriptor is ready, until it does not raise BlockingIOError; return its result."""
         while True:
             with contextlib.suppress(BlockingIOError):
                 return call()

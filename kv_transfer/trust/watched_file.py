@@ -1,4 +1,4 @@
-"""Files whose content is used anew when it changes, such as certificates that are renewed."""
+"""Watches files whose new content has to be used when it changes, such as certificates that are renewed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 class WatchedFiles:
-    """Notices when any of a few files has changed. A link that points elsewhere has, as in Kubernetes' secrets."""
+    """A few files, any of which may change. A symbolic link that points elsewhere counts, as in Kubernetes' secrets."""
 
     def __init__(self, paths: Sequence[Path], clock: Callable[[], float] = time.monotonic) -> None:
         self._paths = tuple(paths)
@@ -22,9 +22,10 @@ class WatchedFiles:
         self._next_look_s = 0.0
 
     def have_changed(self) -> bool:
-        """Whether they have since the last call that said so; True at first. Looks once a second at most.
+        """Return whether a file has changed since the last call that returned True; True at the first call.
 
-        Files that cannot be read now have not changed: they may be there again in a moment.
+        The files are looked at once a second at most. A file that is missing now counts as unchanged: it may be there
+        again in a moment.
         """
         now_s = self._clock()
         if self._stamp is not None and now_s < self._next_look_s:
