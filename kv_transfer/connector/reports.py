@@ -116,7 +116,7 @@ class KVConnectorOutput:
     store_stats: StoreStats | None = None
 
     def is_empty(self) -> bool:
-        """Whether there is no report. Counters do not count as one."""
+        """Return whether there is no report. Counters do not count as one."""
         return not self.reports
 
     def merge(self, later: KVConnectorOutput) -> None:

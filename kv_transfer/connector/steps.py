@@ -104,7 +104,7 @@ class KVConnectorMetadata:
     """Bytes of transfers in new_producers."""
 
     def is_empty(self) -> bool:
-        """Whether the worker side has nothing to do."""
+        """Return whether the worker side has nothing to do."""
         has_handoffs = self.new_producers or self.reservations or self.progress
         has_ends = self.producer_finishes or self.consumer_cancels
         return not (has_handoffs or has_ends or self.stores)

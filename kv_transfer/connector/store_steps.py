@@ -58,7 +58,7 @@ class StoreMetadata:
     cancelled_loads: Annotated[tuple[WireName, ...], Meta(max_length=MAX_ITEMS)] = ()
 
     def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
+        """Return whether the stores have nothing to do."""
         return not (self.dropped or self.saves or self.loads or self.cancelled_loads)
 
 

@@ -247,7 +247,7 @@ class ConsumerMachine:
         return self._report(row, ReceivedKV(outcome, self.num_valid_tokens, reason=reason))
 
     def is_overdue(self, now_s: float) -> bool:
-        """Whether the producer has not answered a cancel in time."""
+        """Return whether the producer has not answered a cancel in time."""
         return self.deadline_s is not None and self.deadline_s <= now_s
 
     def tell(self) -> str:

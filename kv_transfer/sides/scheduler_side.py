@@ -50,7 +50,7 @@ class SchedulerSide:
             self._new_producers.append((TransferKey.of_handoff(request_id), params, num_prompt_tokens))
 
     def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> tuple[int | None, bool]:
-        """See KVConnectorScheduler."""
+        """Return how many tokens come from outside, or that it is too early to tell; see KVConnectorScheduler."""
         request = self._requests.get(request_id)
         if request is None:
             return 0, False
@@ -100,7 +100,7 @@ class SchedulerSide:
                     self._num_loading -= consumer is not None and consumer.is_loading
 
     def request_finished(self, request_id: str, end: ProducerEnd, first_token_id: int | None = None) -> bool:
-        """See KVConnectorScheduler."""
+        """Note that a request has ended; return whether a link may still use its blocks. See KVConnectorScheduler."""
         request = self._requests.get(request_id)
         if request is None:
             return False

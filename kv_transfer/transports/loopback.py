@@ -47,7 +47,7 @@ class Pipe:
             self._changed.notify_all()
 
     def is_cut(self) -> bool:
-        """Whether the pipe is closed."""
+        """Return whether the pipe is closed."""
         return self._is_dead
 
     def abort(self) -> None:
