@@ -319,7 +319,7 @@ async def test_a_silent_engine_gets_nothing_new_where_another_one_answers(monkey
 async def test_another_incarnation_at_the_same_address_is_refused() -> None:
     async with serving() as served:
         old = EngineDescriptor("decode-0", 9, EngineRole.DECODE, served.descriptor.address)
-        with pytest.raises(EngineLost, match="of this cluster, but not decode-0, incarnation 9"):
+        with pytest.raises(EngineLost, match="belongs to this cluster, but is not decode-0, incarnation 9"):
             await EngineSession(old, member(), timeout_s=10.0).open()
 
 

@@ -136,7 +136,7 @@ async def test_a_proof_to_one_process_is_none_to_the_next_one_of_the_same_name()
     async with served() as it, served() as other:
         other.secrets.replace(it.secrets.accepted)
         proof = await prove_to(it)
-        with pytest.raises(grpc.aio.AioRpcError, match="none of this process"):
+        with pytest.raises(grpc.aio.AioRpcError, match="not made by this process"):
             await other.ask(proof.metadata)
 
 
