@@ -1,4 +1,4 @@
-"""What can go wrong when a model is loaded and made ready.
+"""The errors of loading a model and of computing with it.
 
 ModelError
 |-- CheckpointError    the checkpoint is missing, incomplete or unreadable

@@ -12,15 +12,15 @@ from actors.model.attention.batch_attention import BATCH_ARGUMENT, BatchAttentio
 from actors.model.config.model_kind import ModelKind
 
 TakeStates = Callable[[Tensor], None]
-"""Gets the last layer's hidden states, [num_tokens, hidden_size], as the model's head does: after the last norm."""
+"""A function that gets the last layer's hidden states after the last norm, [num_tokens, hidden_size]."""
 
 
 class FlatForward:
     """Calls a model with all requests' tokens in one row.
 
-    Its output is logits for a causal language model, and the last hidden states for one of another kind.
+    The output is logits for a causal language model, and the last hidden states for a model of another kind.
 
-    Invariant: nothing but attention mixes tokens, and attention goes by the batch, so requests do not see each other.
+    Invariant: only attention mixes tokens, and it keeps to the request of each token, so requests are independent.
     """
 
     def __init__(self, model: PreTrainedModel, kind: ModelKind = ModelKind.GENERATION) -> None:
@@ -28,9 +28,9 @@ class FlatForward:
         self.generates = kind.generates
         self._called: nn.Module = model.base_model if kind is ModelKind.CLASSIFICATION else model
         self.padding_idx = _padding_idx(self._called)
-        """Of a model that counts positions from the number after it: RoBERTa and its like."""
+        """The padding token of a model that counts positions from the number after it, as RoBERTa does; else None."""
         self.first_position = 0 if self.padding_idx is None else self.padding_idx + 1
-        """The model's own number of a sequence's first position."""
+        """The number that the model gives to a sequence's first position."""
         self._keeps_logits = self.generates and "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(
@@ -42,12 +42,12 @@ class FlatForward:
         take_states: TakeStates | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """The output where it is wanted.
+        """Return the output at the given indices.
 
         input_ids: [num_tokens] int64; indices: [n] int64, into the tokens
         positions: [num_tokens] int64, or [3, num_tokens] for a model that places images by frame, row and column
-        take_states: is given all tokens' hidden states on the way
-        inputs_embeds: [num_tokens, hidden_size] in the model's dtype, instead of the tokens' own
+        take_states: called with the hidden states of all tokens
+        inputs_embeds: [num_tokens, hidden_size] in the model's dtype, instead of the embeddings of input_ids
         Returns [n, vocab_size], or [n, hidden_size], in the model's dtype.
         """
         inputs = {"input_ids": input_ids[None]} if inputs_embeds is None else {"inputs_embeds": inputs_embeds[None]}
@@ -55,7 +55,7 @@ class FlatForward:
             return self._run(inputs, positions, batch, indices)
         trunk = self._called
         if self.generates:
-            # What gives a head its hidden states is not always the base model: OPT's calls its decoder.
+            # The head does not always get its hidden states from the base model: OPT's gets them from the decoder.
             trunk = self.model.get_decoder()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
         hook = trunk.register_forward_hook(lambda module, inputs, output: take_states(output.last_hidden_state[0]))
         try:
@@ -74,9 +74,10 @@ class FlatForward:
         return rows if self._keeps_logits else rows[indices]
 
     def stock(self, input_ids: Tensor) -> Tensor:
-        """The same output of one sequence's every token, as the model itself computes it; with its own attention.
+        """Return the output for every token of one sequence, computed with the model's own attention.
 
         input_ids: [num_tokens] int64
+        Returns [num_tokens, vocab_size], or [num_tokens, hidden_size], in the model's dtype.
         """
         output = self._called(input_ids=input_ids[None], use_cache=False, return_dict=True)
         rows: Tensor = (output.logits if self.generates else output.last_hidden_state)[0]

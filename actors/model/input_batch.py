@@ -1,12 +1,12 @@
-"""What the worker remembers of the engine's requests from step to step.
+"""The requests that a worker knows, kept in arrays from step to step.
 
-The scheduler sends differences only: new requests whole, then each step new blocks and how far a request is.
+The scheduler sends differences only: new requests whole, then in each step the new blocks and each request's progress.
 A request is
-    batched   it holds a row of the arrays: its tokens, its block table
-    parked    it was preempted: its tokens are kept, its blocks are not
-    forgotten it finished
-A row is bound to one request until that is parked or forgotten; the scheduler says which. Rows are never moved; a step
-picks those that it needs.
+    batched   it has a row of the arrays: its tokens and its block table
+    preempted it has no row: its tokens are kept, its blocks are not
+    forgotten it has finished
+A row belongs to one request until that request is preempted or forgotten; the scheduler chooses the row. Requests are
+never moved between rows; a step selects the rows that it computes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from actors.model.spec_decode.verification import StepDrafts
 
 @dataclass(slots=True)
 class CachedRequest:
-    """One request as the worker knows it. row is None while it is parked, and only then parked_token_ids is set."""
+    """One request as the worker knows it. Invariant: either row or kept_token_ids is set.
+
+    row:            None while the request is preempted
+    kept_token_ids: [num_tokens] int32, the tokens of a preempted request
+    """
 
     params: SamplingParams
     eos_token_ids: tuple[int, ...]
@@ -37,7 +41,7 @@ class CachedRequest:
     lora_name: str | None = None
     has_prompt_tokens: bool = True
     row: int | None = None
-    parked_token_ids: np.ndarray | None = None
+    kept_token_ids: np.ndarray | None = None
     wants_vector: bool = False
     rules: TokenRules | None = None
 
@@ -47,7 +51,7 @@ class TokenRows:
     """The tokens of the persistent batch's rows.
 
     token_ids:  [max_num_seqs, max_model_len] int32; what follows a row's last token means nothing
-    num_tokens: [max_num_seqs] int64
+    num_tokens: [max_num_seqs] int64, how many tokens each row has
     """
 
     token_ids: np.ndarray
@@ -60,12 +64,13 @@ class StepInputs:
 
     token_ids: [num_tokens] int64
     positions: [num_tokens] int64, or [3, num_tokens] where the model places images by frame, row and column
-    sampled:        [num_sampled] int64, which requests of the batch want a token, and have their last one in this step
-    sampled_rows:   [num_sampled] int64, their rows
-    logits_indices: [num_sampled] int64, where their last tokens are; with drafts [num_positions], theirs as well
-    drafts:         None if there are none in the step
-    prompts:        whose logits are wanted as well, after those at logits_indices; None if there are none in the step
-    embeds:         [num_tokens, hidden_size] on the device, instead of what the tokens stand for
+    sampled:        [num_sampled] int64, the indices of the requests that get a token: their last token is in the step
+    sampled_rows:   [num_sampled] int64, the rows of these requests
+    logits_indices: [num_sampled] int64, the positions of their last tokens; [num_positions] with drafts, which have
+                    positions of their own
+    drafts:         the guesses that the step verifies; None if it has none
+    prompts:        the positions whose log-probabilities are wanted too; None if the step has none
+    embeds:         [num_tokens, hidden_size] on the device, instead of the embeddings of token_ids; None without images
     """
 
     token_ids: np.ndarray
@@ -91,7 +96,7 @@ class InputBatch:
         self.tokens = TokenRows(self._token_ids, self._num_tokens)
         self._num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
         self.lora_names: np.ndarray = np.full(max_num_seqs, None, dtype=object)
-        """[max_num_seqs], by row: the key of its request's adapter, or None."""
+        """[max_num_seqs] object: the key of the adapter of each row's request, or None."""
         self._sampling = SamplingTable(max_num_seqs)
         self.prompt_logprobs = PromptLogprobs(self._token_ids)
         self._wants_vector = np.zeros(max_num_seqs, dtype=bool)
@@ -99,15 +104,15 @@ class InputBatch:
         self._block_size = block_size
 
     def __len__(self) -> int:
-        """Requests known, parked ones included."""
+        """Return how many requests the worker knows, preempted requests included."""
         return len(self._requests)
 
     def update(self, scheduler_output: SchedulerOutput) -> None:
-        """Take in one step's differences. Rows are freed before others need them."""
+        """Apply one step's differences. Rows are freed before other requests take them."""
         for req_id in scheduler_output.finished_req_ids:
             self._forget(req_id)
         for req_id in scheduler_output.preempted_req_ids:
-            self._park(req_id)
+            self._preempt(req_id)
         for resumed in scheduler_output.scheduled_resumed_reqs:
             self._resume(resumed)
         for new in scheduler_output.scheduled_new_reqs:
@@ -118,11 +123,15 @@ class InputBatch:
     def prepare(
         self, batch: StepBatch, drafts: Mapping[str, Sequence[int]] | None = None, num_common_blocks: int = 0
     ) -> StepInputs:
-        """The arrays of one step. drafts: guesses to check, by request id; num_common_blocks: see BatchShape."""
+        """Return the arrays of one step.
+
+        drafts: the guesses to verify, by request id
+        num_common_blocks: see BatchShape
+        """
         rows, query_lens, num_computed = batch.rows, batch.num_new_tokens, batch.num_computed_tokens
         num_tokens = self._num_tokens[rows]
         assert (num_tokens == self._num_prompt[rows] + batch.num_output_tokens).all(), (
-            "the scheduler says that a request has another number of output tokens"
+            "the scheduler and the worker count different numbers of output tokens"
         )
         query_starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(query_lens)])
         seq_lens = num_computed + query_lens
@@ -163,9 +172,9 @@ class InputBatch:
         )
 
     def _write_drafts(self, batch: StepBatch, drafts: Mapping[str, Sequence[int]]) -> np.ndarray:
-        """Put guesses behind their rows' tokens, where they are read but do not count.
+        """Write guesses behind their rows' tokens, where the step reads them; num_tokens does not count them.
 
-        Returns them, [num_requests, most guesses], filled up with NO_TOKEN.
+        Returns the guesses, [num_requests, most guesses] int64, filled up with NO_TOKEN.
         """
         table = np.full((len(batch), max(map(len, drafts.values()))), NO_TOKEN, dtype=np.int64)
         for index in range(batch.num_plain, len(batch)):
@@ -176,7 +185,10 @@ class InputBatch:
         return table
 
     def sampling_batch(self, rows: np.ndarray, num_guesses: np.ndarray | None = None) -> SamplingBatch:
-        """What the sampler needs of these rows. num_guesses: [n], so many of each one's guesses count as its tokens."""
+        """Return the sampler's input for these rows.
+
+        rows: [n] int64; num_guesses: [n] int64, how many guesses count as output tokens of each row
+        """
         num_output_tokens = self._num_tokens[rows] - self._num_prompt[rows]
         if num_guesses is not None:
             num_output_tokens = num_output_tokens + num_guesses
@@ -188,7 +200,7 @@ class InputBatch:
         )
 
     def sampling_row(self, row: int, num_output_tokens: int) -> SamplingRow:
-        """What the sampler needs of a row that it has to look at, with so many output tokens."""
+        """Return the sampler's input for a row that needs more than a column of the sampling table."""
         request = self._by_row[row]
         assert request is not None, "a row is sampled that no request has"
         tokens, num_prompt = self._token_ids[row], request.num_prompt_tokens
@@ -201,16 +213,20 @@ class InputBatch:
         )
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Add a sampled token to each row. One at max_model_len takes none: the scheduler ends it with this token."""
+        """Add a sampled token to each row.
+
+        A row at max_model_len has no room for it: the scheduler ends its request with this token.
+        rows, token_ids: [n] int64
+        """
         has_room = self._num_tokens[rows] < self._token_ids.shape[1]
         rows = rows[has_room]
         self._token_ids[rows, self._num_tokens[rows]] = token_ids[has_room]
         self._num_tokens[rows] += 1
 
     def append_several(self, rows: np.ndarray, token_ids: np.ndarray, num_sampled: np.ndarray) -> None:
-        """Add so many tokens to each row: guesses that were right, which are there already, and the one after them.
+        """Add several tokens to each row: the right guesses, which the row holds already, and the token after them.
 
-        token_ids: [n, most tokens]; num_sampled: [n], at least 1
+        token_ids: [n, most tokens] int64; num_sampled: [n] int64, how many of token_ids each row gets; at least 1
         """
         self._num_tokens[rows] += num_sampled - 1
         self.append(rows, token_ids[np.arange(len(rows)), num_sampled - 1])
@@ -233,14 +249,14 @@ class InputBatch:
 
     def _resume(self, resumed: ResumedRequestData) -> None:
         request = self._requests[resumed.req_id]
-        tokens = request.parked_token_ids
+        tokens = request.kept_token_ids
         assert tokens is not None, f"{resumed.req_id} is resumed, but was not preempted"
         assert len(tokens) >= resumed.num_tokens, f"{resumed.req_id} has more tokens than the worker knows"
-        request.parked_token_ids = None
+        request.kept_token_ids = None
         self._enter(request, resumed.row, tokens[: resumed.num_tokens], resumed.block_ids[0])
 
     def _enter(self, request: CachedRequest, row: int, tokens: np.ndarray, block_ids: list[int]) -> None:
-        assert self._by_row[row] is None, f"row {row} is given away twice"
+        assert self._by_row[row] is None, f"row {row} still belongs to another request"
         self._by_row[row] = request
         request.row = row
         self._token_ids[row, : len(tokens)] = tokens
@@ -262,10 +278,10 @@ class InputBatch:
             self._by_row[request.row] = None
             self.prompt_logprobs.forget(request.row)
 
-    def _park(self, req_id: str) -> None:
+    def _preempt(self, req_id: str) -> None:
         request = self._requests.get(req_id)
         if request is not None and request.row is not None:
-            request.parked_token_ids = self._token_ids[request.row, : self._num_tokens[request.row]].copy()
+            request.kept_token_ids = self._token_ids[request.row, : self._num_tokens[request.row]].copy()
             self._by_row[request.row] = None
             self.prompt_logprobs.forget(request.row)
             request.row = None

@@ -1,4 +1,4 @@
-"""From a checkpoint directory to a model that has proven that this engine serves it right."""
+"""Loads a model from a checkpoint directory, and checks that this engine computes it correctly."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ from actors.model.tensor_parallel.weight_sources import CheckpointWeights, Drawn
 logger = logging.getLogger(__name__)
 
 _BUILDING = threading.Lock()
-"""While transformers builds a model, torch's default dtype and initialisers are not what they are: one at a time."""
+"""Held while transformers builds a model: it changes torch's global default dtype and initialisers meanwhile."""
 
 _NUM_PROBE_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model on its device, and what the engine needs to know of it.
+    """A model on its device, and the facts about it that the engine needs.
 
     eos_token_ids: the tokens that end a sequence; empty if the checkpoint names none
     fingerprint:   see fingerprint_checkpoint
-    pooling:       what vectors it gives; None if it gives none
-    head:          of a model that classifies
-    split:         the linear layers of which this rank has a part, by name
-    vision_family: None if it takes text only
+    pooling:       the vectors that the model gives; None if it gives none
+    head:          the classification head; None if the model does not classify
+    split:         the linear layers of which this rank has only a part, by name
+    vision_family: None if the model takes text only
     """
 
     forward: FlatForward
@@ -91,7 +91,7 @@ def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = No
     except ModelError:
         raise
     except Exception as error:
-        # Whatever transformers raises: some of its exceptions cannot be sent to another process.
+        # transformers may raise anything, and some of its exceptions cannot be sent to another process.
         logger.exception("the model could not be loaded")
         raise LoadFailed(f"model: {model_config.model} cannot be loaded: {describe(error)}") from error
 
@@ -104,7 +104,7 @@ def _load(model_config: ModelConfig, group: TensorParallelGroup | None) -> Loade
             return _finish(directory, config, shard, model_config, None)
     with _BUILDING:
         config, shard = _build(directory, model_config, group)
-    # None computes before all have built: ranks may be threads of one process, and a check takes all of them.
+    # No rank computes before all ranks have built: they may be threads of one process, and a check needs all of them.
     group.smallest(0)
     return _finish(directory, config, shard, model_config, group)
 
@@ -113,9 +113,9 @@ def _build(
     directory: Path, model_config: ModelConfig, group: TensorParallelGroup | None
 ) -> tuple[PretrainedConfig, ModelShard]:
     config = read_config(directory, trust_remote_code=model_config.trust_remote_code)
-    # Read here for its faults, before the weights are.
+    # A faulty generation file is refused before the weights are read.
     _read_generation_file(directory)
-    # It builds one, too, to look at.
+    # This builds a model too, for inspection.
     refuse_unsupported(
         config,
         trust_remote_code=model_config.trust_remote_code,
@@ -148,7 +148,7 @@ def _finish(
     architecture = architecture_name(config)
     geometry, vocab_size = _probe(forward, architecture, 1 if group is None else group.size)
     if group is not None:
-        geometry = _place(geometry, config, group)
+        geometry = _add_rank(geometry, config, group)
     _check_direction(kind, geometry, architecture)
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
     if group is not None:
@@ -196,7 +196,7 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
         loaded: tuple[PreTrainedModel, dict[str, set[object]]] = kind_of(config).auto_class.from_pretrained(  # type: ignore[assignment]  # the stubs ignore output_loading_info
             directory,
             output_loading_info=True,
-            # Refused below, with both shapes: transformers' own error names none.
+            # refuse_report() names both shapes; transformers' own error names none.
             ignore_mismatched_sizes=True,
             config=config,
             dtype=dtype,
@@ -219,7 +219,7 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
 
 
 def _make_dummy_model(config: PretrainedConfig, model_config: ModelConfig, dtype: torch.dtype | str) -> PreTrainedModel:
-    """Random weights. The global generator is left as it was."""
+    """Make a model of random weights. The global generator is left as it was."""
     if dtype == "auto":
         dtype = getattr(config, "dtype", None) or torch.float32
     with torch.random.fork_rng(devices=[]):
@@ -236,7 +236,7 @@ def _make_dummy_model(config: PretrainedConfig, model_config: ModelConfig, dtype
 def _read_shard(
     directory: Path, config: PretrainedConfig, model_config: ModelConfig, group: TensorParallelGroup
 ) -> ModelShard:
-    """One rank's part of what _read_model gives."""
+    """Read one rank's part of the model that _read_model() reads whole."""
     trust_remote_code = model_config.trust_remote_code
     if model_config.load_format == "dummy":
         whole = _make_dummy_model(config, model_config, _named_dtype(model_config) or "auto")
@@ -276,13 +276,13 @@ def _run_whole(
 
 
 def _named_dtype(model_config: ModelConfig) -> torch.dtype | None:
-    """None for auto."""
+    """Return the configured dtype, or None for auto."""
     dtype: torch.dtype | None = None if model_config.dtype == "auto" else getattr(torch, model_config.dtype)
     return dtype
 
 
-def _place(geometry: KVGeometry, config: PretrainedConfig, group: TensorParallelGroup) -> KVGeometry:
-    """Say which rank's heads these are. Raises UnsupportedModel if attention is not split by the plan."""
+def _add_rank(geometry: KVGeometry, config: PretrainedConfig, group: TensorParallelGroup) -> KVGeometry:
+    """Add the rank to the geometry. Raises UnsupportedModel if attention is not split by the plan."""
     expected = shard_heads(config, group.size)
     if (geometry.num_heads, geometry.num_kv_heads) != (expected.num_heads, expected.num_kv_heads):
         raise UnsupportedModel(
@@ -294,7 +294,7 @@ def _place(geometry: KVGeometry, config: PretrainedConfig, group: TensorParallel
 
 
 def choose_device(model_config: ModelConfig) -> torch.device:
-    """The device that the configuration means on this machine. Raises DeviceUnavailable."""
+    """Return the device that the configuration names. Raises DeviceUnavailable if torch does not find it."""
     if model_config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if model_config.device == "cuda" and not torch.cuda.is_available():
@@ -304,7 +304,7 @@ def choose_device(model_config: ModelConfig) -> torch.device:
 
 @torch.inference_mode()
 def _probe(forward: FlatForward, architecture: str, num_ranks: int) -> tuple[KVGeometry, int]:
-    """Run a few tokens through the model to see what its layers ask of attention; also its vocabulary size."""
+    """Run a few tokens through the model; returns the attention that its layers ask for, and its vocabulary size."""
     probe = GeometryProbe(architecture)
     tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
     try:
@@ -324,13 +324,16 @@ def _probe(forward: FlatForward, architecture: str, num_ranks: int) -> tuple[KVG
 
 
 def _check_direction(kind: ModelKind, geometry: KVGeometry, architecture: str) -> None:
-    """Refuse to generate with a model whose tokens see those after them, and what is neither the one nor the other."""
+    """Refuse to generate with a model that is not causal, and refuse models in which only some layers are causal."""
     if geometry.is_causal:
         return
     if kind is not ModelKind.EMBEDDING:
         raise UnsupportedModel(architecture, "its attention is not causal; such a model is served without a head only")
     if any(layer.is_causal for layer in geometry.layers) or geometry.sliding_windows != {None}:
-        raise UnsupportedModel(architecture, "its attention is to both sides in some layers, or within a window, only")
+        raise UnsupportedModel(
+            architecture,
+            "some of its layers are causal and some are not, or its layers that are not causal have a sliding window",
+        )
 
 
 def _check_windows(text: PretrainedConfig, geometry: KVGeometry, architecture: str, max_model_len: int) -> None:
@@ -348,7 +351,7 @@ def _read_generation_file(directory: Path) -> GenerationFile:
 
 
 def _read_eos_token_ids(directory: Path, config: PretrainedConfig) -> tuple[int, ...]:
-    """Those of generation_config.json, or else of the config."""
+    """Return the end-of-sequence tokens of generation_config.json, or else of the config."""
     from_file = _read_generation_file(directory).eos_token_ids
     if from_file is not None:
         return from_file

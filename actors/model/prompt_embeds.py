@@ -1,8 +1,9 @@
 """Embeddings that clients give in place of a prompt's tokens.
 
-They are put where the model looks the prompt's tokens up, so that whatever it does with what it found there (scaling,
-positions, projections) it does with them: as transformers does with inputs_embeds. The tokens of the output are looked
-up as ever. A request keeps its embeddings until it is forgotten: preempted, it is computed from them again.
+A forward hook replaces the output of the model's token embedding. So the model does the same with these embeddings as
+with those of tokens (scaling, positions, projections), as it does with transformers' inputs_embeds. Output tokens are
+looked up as always. The worker keeps a request's embeddings until the request has finished, since a preempted request
+is computed from them again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NOTHING: Final = nullcontext()
 
 
 class PromptEmbedsBatch:
-    """Those of the requests that the worker knows. Costs nothing in steps without any."""
+    """The prompt embeddings of the requests that the worker knows. It costs nothing in steps without such requests."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
@@ -31,11 +32,11 @@ class PromptEmbedsBatch:
 
     @property
     def embedding_size(self) -> int:
-        """How wide they have to be; 0 if the model has no look-up that they can take the place of."""
+        """The number of components of an embedding; 0 if the model has no token embedding to replace."""
         return 0 if self._lookup is None else self._lookup.embedding_dim
 
     def update(self, scheduler_output: SchedulerOutput) -> None:
-        """Take in one step's requests that come and go."""
+        """Add the embeddings of the step's new requests, and drop those of requests that have finished."""
         if self._embeds:
             for req_id in scheduler_output.finished_req_ids:
                 self._embeds.pop(req_id, None)
@@ -44,15 +45,15 @@ class PromptEmbedsBatch:
                 self._embeds[new.req_id] = _read(new.prompt_embeds).to(self._model.dtype)
 
     def in_place(self, batch: StepBatch) -> AbstractContextManager[None]:
-        """While inside, the step's tokens are looked up so."""
+        """Return a context in which the model finds these embeddings when it looks up the step's tokens."""
         found = self._find(batch) if self._embeds else None
         return _NOTHING if found is None else self._replaced(*found)
 
     @contextmanager
-    def _replaced(self, places: Tensor, embeds: Tensor) -> Iterator[None]:
-        assert self._lookup is not None, "an engine whose model has no look-up refuses such requests"
+    def _replaced(self, positions: Tensor, embeds: Tensor) -> Iterator[None]:
+        assert self._lookup is not None, "an engine whose model has no token embedding refuses prompt embeddings"
         hook = self._lookup.register_forward_hook(
-            lambda module, inputs, output: output.index_copy(1, places, embeds[None].to(output.dtype))
+            lambda module, inputs, output: output.index_copy(1, positions, embeds[None].to(output.dtype))
         )
         try:
             yield
@@ -60,9 +61,9 @@ class PromptEmbedsBatch:
             hook.remove()
 
     def _find(self, batch: StepBatch) -> tuple[Tensor, Tensor] | None:
-        """The step's tokens that have embeddings, [n] int64, and these, [n, hidden_size]."""
+        """Return which of the step's tokens have embeddings, [n] int64, and the embeddings, [n, hidden_size]."""
         device = self._model.device
-        places: list[Tensor] = []
+        positions: list[Tensor] = []
         embeds: list[Tensor] = []
         begin = int(batch.num_new_tokens[: batch.num_plain].sum())
         for index in range(batch.num_plain, len(batch)):
@@ -71,18 +72,18 @@ class PromptEmbedsBatch:
             if own is not None:
                 first = int(batch.num_computed_tokens[index])
                 part = own[first : first + num_new_tokens]
-                places.append(torch.arange(begin, begin + len(part)))
+                positions.append(torch.arange(begin, begin + len(part)))
                 embeds.append(part)
             begin += num_new_tokens
         if not sum(map(len, embeds)):
             return None
-        return torch.cat(places).to(device), torch.cat(embeds).to(device)
+        return torch.cat(positions).to(device), torch.cat(embeds).to(device)
 
 
 def _read(embeds: PromptEmbeds) -> Tensor:
-    """[num_tokens, hidden_size] in the dtype that they came in."""
+    """Return embeddings as a tensor, [num_tokens, hidden_size] in the dtype in which the client sent them."""
     dtype: torch.dtype = getattr(torch, embeds.dtype)
-    # A copy, since what came over the wire cannot be written.
+    # A copy: bytes are read-only, and torch has no read-only tensors.
     return torch.frombuffer(bytearray(embeds.data), dtype=dtype).reshape(embeds.num_tokens, embeds.hidden_size)
 
 

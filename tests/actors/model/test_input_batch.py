@@ -170,7 +170,7 @@ def test_disagreement_with_the_scheduler_is_a_broken_invariant() -> None:
         batch.prepare(step_of({0: (1, 2, 1)}))
     with pytest.raises(AssertionError, match="more tokens were scheduled"):
         batch.prepare(step_of({0: (3, 0, 0)}))
-    with pytest.raises(AssertionError, match="given away twice"):
+    with pytest.raises(AssertionError, match="still belongs to another request"):
         batch.update(differences(new=(new_request("b", 0, [1], [2]),)))
 
 
