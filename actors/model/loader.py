@@ -332,7 +332,7 @@ def _check_direction(kind: ModelKind, geometry: KVGeometry, architecture: str) -
     if any(layer.is_causal for layer in geometry.layers) or geometry.sliding_windows != {None}:
         raise UnsupportedModel(
             architecture,
-            "some of its layers are causal and some are not, or its layers that are not causal have a sliding window",
+            "some of its layers are causal and some are not, or it has sliding windows and is not causal",
         )
 
 

@@ -1,6 +1,6 @@
-"""min_p, top_k and top_p: which tokens stay in the lottery.
+"""Filters logits by min_p, top_k and top_p, so that only the remaining tokens can be sampled.
 
-Each becomes a lowest logit that is kept, so tokens that tie at the edge stay or go together and the order in which a
+Each filter becomes a lowest logit to keep. So tokens with the same logit stay or go together, and the order in which a
 sort leaves them cannot matter.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def filter_logits(logits: Tensor, *, top_k: int, top_p: float, min_p: float) -> None:
-    """Set what is filtered out to -inf, in place: first min_p, then top_k, then top_p of what is left.
+    """Set filtered logits to -inf, in place: first by min_p, then by top_k, then by top_p of the logits that are left.
 
     logits: [vocab_size] float32, after temperature
     """
@@ -31,7 +31,7 @@ def _keep_from(logits: Tensor, lowest: float) -> None:
 
 
 def _lowest_in_top_p(logits: Tensor, top_p: float) -> float:
-    """The last logit, from the top, before which less than top_p of the mass lies. The top one always stays."""
+    """Return the smallest logit whose larger ones hold less than top_p of the probability. The largest always stays."""
     ordered = _sort_descending(logits)
     mass = torch.softmax(ordered, dim=0).cumsum(0, dtype=torch.float64)
     num_kept = int((mass < top_p).sum()) + 1
@@ -39,7 +39,7 @@ def _lowest_in_top_p(logits: Tensor, top_p: float) -> float:
 
 
 def _sort_descending(logits: Tensor) -> Tensor:
-    """Values only. On the CPU numpy's sort takes a tenth of the time of torch's, which also tracks indices."""
+    """Sort without indices. On the CPU numpy's sort takes a tenth of the time of torch's, which also tracks indices."""
     if logits.device.type == "cpu":
         return torch.from_numpy(np.sort(logits.numpy())).flip(0)
     return torch.sort(logits, descending=True).values

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each is a function of its key and counter, and of nothing that came before.
+"""Counter-based random numbers: each is a function of its key and counter alone.
 
 Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -15,7 +15,7 @@ _NUM_ROUNDS = 10
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) per (seed, position), with 53 random bits.
+    """Return one number in [0, 1) for each (seed, position), with 53 random bits.
 
     seeds:     [n] uint64, the key
     positions: [n] uint64, the counter: the token's index in its request's whole output
@@ -33,7 +33,7 @@ def philox4x32(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Ten rounds of the block function.
 
     counter: [4, n] and key: [2, n], uint64 holding 32-bit words
-    Returns [4, n], likewise.
+    Returns [4, n], uint64 holding 32-bit words.
     """
     first, second, third, fourth = counter
     key_low, key_high = key

@@ -1,8 +1,8 @@
 """Log-probabilities of prompts, collected over the steps that compute them.
 
 The logits after position i are about the token at i + 1, so the last position of a prompt is not one of them, and the
-first token has nothing. A prompt that is preempted, or begins anew for another reason, is collected anew: what belongs
-to it is forgotten with its row.
+first token has no log-probability. A prompt that is preempted, or starts over for another reason, is collected anew:
+its entry is dropped when its request leaves its row.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from actors.core.outputs.scheduler_output import StepBatch
 from actors.model.sampling.logprobs import token_logprobs
 
 _MAX_ROWS: Final = 64
-"""Rows of the vocabulary's size that are worked on at once."""
+"""The most rows of logits that are processed at once, to bound the memory that they take."""
 
 
 @dataclass(slots=True)
 class _Prompt:
-    """One that is under way: what is wanted of it, and what there is so far."""
+    """A prompt of which only a part is computed yet, and the log-probabilities of that part."""
 
     num_top: int
     num_tokens: int
@@ -44,7 +44,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """The part of a step's tokens whose logits are needed. logits_indices: [n] int64, into the step's tokens."""
+    """The parts of prompts whose logits a step needs. logits_indices: [n] int64, positions in the step's tokens."""
 
     parts: list[_Part]
     logits_indices: np.ndarray
@@ -54,20 +54,23 @@ class PromptLogprobs:
     """Collects prompts' log-probabilities by rows of the persistent batch. Steps without such prompts pay nothing."""
 
     def __init__(self, token_ids: np.ndarray) -> None:
-        """token_ids: [max_num_seqs, max_model_len], of the rows."""
+        """token_ids: [max_num_seqs, max_model_len] int32, the tokens of the persistent batch's rows."""
         self._token_ids = token_ids
         self._prompts: dict[int, _Prompt] = {}
 
     def begin(self, row: int, num_top: int, num_tokens: int) -> None:
-        """A request has entered a row whose prompt, of so many tokens, is looked at from its start."""
+        """Collect the prompt of the request in this row from its start.
+
+        num_top: how many of the likeliest tokens to name; num_tokens: of the prompt
+        """
         self._prompts[row] = _Prompt(num_top, num_tokens)
 
     def forget(self, row: int) -> None:
-        """The row's request has left it, or never wanted any."""
+        """Drop what is collected for the row, if anything: its request has left it."""
         self._prompts.pop(row, None)
 
     def find_parts(self, batch: StepBatch, query_starts: np.ndarray) -> PromptParts | None:
-        """Return the logits that are needed besides those that are sampled from; None if there are none.
+        """Return the parts of prompts in the step whose log-probabilities are wanted; None if there are none.
 
         query_starts: [num_requests + 1], where each request's tokens begin in the step
         """
@@ -81,7 +84,7 @@ class PromptLogprobs:
             if prompt is None:
                 continue
             first = int(batch.num_computed_tokens[index])
-            assert first == len(prompt.collected), "a part of a prompt was not computed here"
+            assert first == len(prompt.collected), "a part of the prompt was not computed by this engine"
             end = first + int(batch.num_new_tokens[index])
             stop = min(end, prompt.num_tokens - 1)
             parts.append(_Part(batch.req_ids[index], row, first, stop, is_last=end >= prompt.num_tokens))
@@ -89,7 +92,10 @@ class PromptLogprobs:
         return PromptParts(parts, np.concatenate(indices)) if parts else None
 
     def take_in(self, found: PromptParts, logits: Tensor) -> dict[str, list[TokenLogprobs]]:
-        """Collect from a step's logits, [n, vocab_size]; return what is complete, by request id."""
+        """Add a step's part, and return the log-probabilities of the prompts that end in it, by request id.
+
+        logits: [n, vocab_size] at found.logits_indices
+        """
         complete: dict[str, list[TokenLogprobs]] = {}
         begin = 0
         for part in found.parts:

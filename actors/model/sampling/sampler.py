@@ -1,11 +1,11 @@
-"""From logits to tokens.
+"""Samples tokens from logits.
 
 Order of operations, as in vLLM: log-probabilities are taken from the raw logits; then logit_bias, penalties,
 min_tokens, allowed_token_ids and bad_words, and what a grammar does not allow; a greedy row takes the argmax; a random
 one goes on with temperature, min_p, top_k, top_p and draws.
 
 A draw is one Philox uniform number of (seed, output position), inverted through the cumulative sum of the probabilities
-in float64. Every row is computed by itself, from its own logits: who else is in the batch changes nothing.
+in float64. Each row is computed from its own logits alone, so its token does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SamplerOutput:
     num_nans: list[int]
 
     def at(self, rows: np.ndarray) -> SamplerOutput:
-        """Some of the rows. rows: [m] int64"""
+        """Return the output of some of the rows. rows: [m] int64"""
         chosen = rows.tolist()
         return SamplerOutput(
             [self.token_ids[row] for row in chosen],

@@ -1,4 +1,4 @@
-"""Chooses the proposer of an engine by its settings."""
+"""Chooses an engine's proposer by the settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actors.model.spec_decode.proposer import Proposer
 
 
 def make_proposer(config: SchedulerConfig, batch: InputBatch, draft_model: DraftModel | None) -> Proposer | None:
-    """Make what the settings name; None if nothing is guessed. batch: the target's"""
+    """Make the proposer that the settings name; None if they name none. batch: of the target model"""
     speculative = config.speculative
     if speculative is None:
         return None

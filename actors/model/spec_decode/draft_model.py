@@ -77,7 +77,12 @@ class _Sequence:
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A row in one call. num_tokens: that it has; stop: tokens whose KV is in place after the first forward."""
+    """A row in one call of propose().
+
+    num_tokens: how many tokens the row has
+    num_wanted: how many guesses to make for it
+    stop:       how many of its tokens have KV after the first forward
+    """
 
     row: int
     sequence: _Sequence
@@ -90,7 +95,10 @@ class DraftModelProposer:
     """Guesses for all rows together, one forward for each further token. Implements Proposer."""
 
     def __init__(self, model: DraftModel, batch: InputBatch, max_step_tokens: int) -> None:
-        """batch: the target's; max_step_tokens: that the first forward of a call may compute, for all rows together."""
+        """Guess for the target model's batch.
+
+        max_step_tokens: the most tokens of all rows together that the first forward of a call may compute
+        """
         self._model = model
         self._batch = batch
         self._tokens = batch.tokens
@@ -98,7 +106,7 @@ class DraftModelProposer:
         self._max_len = min(model.loaded.max_model_len, self._tokens.token_ids.shape[1])
         self._free = list(range(model.num_blocks))
         self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
-        """By row, the one that has guessed last at the end."""
+        """The sequences by row, in the order of their last guesses; the most recent is at the end."""
 
     def propose(self, rows: np.ndarray, epochs: np.ndarray, num_wanted: np.ndarray) -> list[list[int]]:
         """See Proposer."""
@@ -121,7 +129,7 @@ class DraftModelProposer:
             rows = np.array([turn.row for turn in turns])
             sampled = sample(logits, self._batch.sampling_batch(rows, np.full(len(turns), num_guessed)))
             for turn, token_id in zip(turns, sampled.token_ids, strict=True):
-                # Behind the row's tokens, where penalties and the next forward find it, and nobody else looks.
+                # The guess goes behind the row's tokens, where only penalties and the next forward read it.
                 self._tokens.token_ids[turn.row, turn.num_tokens + num_guessed] = token_id
                 turn.sequence.guesses.append(token_id)
             num_guessed += 1
@@ -133,7 +141,7 @@ class DraftModelProposer:
                     turn.sequence.num_valid += 1
 
     def _begin(self, rows: np.ndarray, epochs: np.ndarray, num_wanted: np.ndarray) -> list[_Turn]:
-        """Find what each row still lacks, and room for it; rows without room are left out."""
+        """Find each row's tokens without KV, and allocate blocks for them. Rows that get no blocks are left out."""
         budget, turns, taking_part = self._max_step_tokens, [], set(rows.tolist())
         for row, epoch, wanted in zip(rows.tolist(), epochs.tolist(), num_wanted.tolist(), strict=True):
             sequence = self._sequence_of(row, epoch)
@@ -149,7 +157,7 @@ class DraftModelProposer:
         return turns
 
     def _sequence_of(self, row: int, epoch: int) -> _Sequence:
-        """The row's sequence, cut where the row's tokens are not what was guessed; a new one for a new request."""
+        """Return the row's sequence, cut at its first wrong guess; a new sequence for a new request."""
         sequence = self._sequences.get(row)
         if sequence is None or sequence.epoch != epoch:
             self._let_go(row)
@@ -162,13 +170,16 @@ class DraftModelProposer:
             num_right += 1
         if sequence.guesses:
             sequence.num_valid = min(sequence.num_valid, sequence.first_guess + num_right)
-        # The last token is computed again if need be: its logits are wanted.
+        # The last token is computed again even if it has KV, since its logits are needed.
         sequence.num_valid = min(sequence.num_valid, num_tokens - 1)
         sequence.first_guess, sequence.guesses = num_tokens, []
         return sequence
 
     def _make_room(self, sequence: _Sequence, num_tokens: int, taking_part: set[int]) -> bool:
-        """Give a sequence blocks for so many tokens, if need be those of who took part longest ago and does not now."""
+        """Allocate a sequence's blocks for so many tokens; returns False if too few are free.
+
+        Sequences that do not take part now lose their blocks if need be, the least recently used first.
+        """
         num_missing = -(-num_tokens // _BLOCK_SIZE) - len(sequence.block_ids)
         for row in [row for row in self._sequences if row not in taking_part]:
             if len(self._free) >= num_missing:
@@ -184,7 +195,7 @@ class DraftModelProposer:
             self._free += sequence.block_ids
 
     def _forward(self, turns: list[_Turn], spans: list[tuple[int, int]]) -> Tensor:
-        """[len(turns), vocab_size] after the last token of each span of tokens, [first, stop)."""
+        """Compute a span of each row's tokens, [first, stop); returns the logits after it, [len(turns), vocab_size]."""
         starts, stops = np.array(spans, dtype=np.int64).T
         lengths = stops - starts
         query_starts = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])

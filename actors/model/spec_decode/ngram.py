@@ -1,11 +1,12 @@
-"""Prompt lookup: a request's last tokens stood together before, so what followed then is guessed to follow now.
+"""Prompt lookup: finds an earlier occurrence of a request's last tokens, and guesses the tokens that followed it.
 
 Saxena, "Prompt lookup decoding", 2023; vLLM's method "ngram". The longest n-gram that has occurred before wins, and of
 its occurrences the latest.
 
-Where n-grams ended is kept in tables with one slot per hash value, written over by whoever comes later. A slot is only
-a hint, since the tokens themselves are compared: a collision, or what a row's former owner left there, costs a guess at
-most. So nothing is ever cleared, and a step's work is that of its new tokens, not of the context.
+Tables with one slot for each hash value keep the position where an n-gram ended last; a later n-gram overwrites the
+slot. A slot is only a hint, since the tokens themselves are compared: a collision, or an entry of the row's former
+request, costs at most a guess. So nothing is ever cleared, and a step's work grows with its new tokens, not with the
+context.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class NgramProposer:
         grams = self._grams(rows, last)
         ends = self._ends[rows[:, None], self._columns, self._slots(grams)].astype(np.int64)
         is_match = self._is_match(rows, last, ends, grams)
-        # Lengths stand in falling order: the first match is the longest.
+        # The lengths are in descending order, so the first match is the longest.
         best = is_match.argmax(axis=1)
         is_found = is_match.any(axis=1)
         ends = np.where(is_found, ends[np.arange(len(rows)), best], 0)
@@ -65,24 +66,24 @@ class NgramProposer:
         owners = np.repeat(rows, counts)
         ends = np.arange(total) + np.repeat(first - (np.cumsum(counts) - counts), counts)
         slots = self._slots(self._grams(owners, ends))
-        # Of equal indices the last assignment stands, which is the latest position.
+        # With equal indices the last assignment wins, which is the latest position.
         self._ends[owners[:, None], self._columns, slots] = ends[:, None]
 
     def _grams(self, rows: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """[n, lookup_max] the tokens that end at these positions, the last one first; short rows repeat their first."""
+        """Return the tokens that end at these positions, [n, lookup_max], last first; short rows repeat their first."""
         positions = np.maximum(ends[:, None] - self._back, 0)
         grams: np.ndarray = self._tokens.token_ids[rows[:, None], positions]
         return grams
 
     def _slots(self, grams: np.ndarray) -> np.ndarray:
-        """[n, number of lengths] where each length's n-gram is in its table."""
+        """Return the slot of each length's n-gram in its table, [n, number of lengths] int64."""
         # Sums of the first tokens are the hashes of the shorter n-grams.
         hashes = np.cumsum((grams.astype(np.uint64) + np.uint64(1)) * self._powers, axis=1)
         slots: np.ndarray = (hashes[:, self._lengths - 1] * _MULTIPLIER) >> self._shift
         return slots.astype(np.int64)
 
     def _is_match(self, rows: np.ndarray, last: np.ndarray, ends: np.ndarray, grams: np.ndarray) -> np.ndarray:
-        """[n, number of lengths] whether each length's last n-gram really stands at ends too."""
+        """Return whether each length's last n-gram really occurs at ends too, [n, number of lengths] bool."""
         positions = ends[:, :, None] - self._back
         there = self._tokens.token_ids[rows[:, None, None], np.maximum(positions, 0)]
         is_equal = (there == grams[:, None, :]) | (self._back >= self._lengths[:, None])

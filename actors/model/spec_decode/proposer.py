@@ -11,8 +11,9 @@ class Proposer(Protocol):
     """Guesses tokens for rows of the persistent batch. A wrong guess costs time, never a wrong token."""
 
     def propose(self, rows: np.ndarray, epochs: np.ndarray, num_wanted: np.ndarray) -> list[list[int]]:
-        """Guess at most so many tokens for each row, to go on with after its last one.
+        """Guess the tokens that follow each row's last token.
 
-        rows, num_wanted: [n] int64
-        epochs: [n] int64, whose rows these are: a number that is new each time a row is given
+        rows: [n] int64
+        epochs: [n] int64, which request has the row: a number that changes each time the row goes to another request
+        num_wanted: [n] int64, the most guesses for each row
         """

@@ -1,4 +1,4 @@
-"""Finds out which guesses are right.
+"""Verifies guesses.
 
 A guessed position is sampled like any other: from the target's own logits there, with the uniform number of the
 request's seed and that output position. A guess is right if it is that very token, and the first wrong one is replaced
@@ -16,9 +16,9 @@ from actors.core.outputs.model_runner_output import NO_TOKEN
 class StepDrafts:
     """The guesses of one step, and the positions at which it samples: after each request's last token and each guess.
 
-    token_ids: [num_requests, most guesses] int64, filled up with NO_TOKEN; of the requests that sample in the step
-    owners:    [num_positions] int64, which request a position is of
-    offsets:   [num_positions] int64, how many guesses come before it
+    token_ids: [num_requests, most guesses] int64, filled up with NO_TOKEN; for the requests that sample in the step
+    owners:    [num_positions] int64, the request that each position belongs to
+    offsets:   [num_positions] int64, how many of the request's guesses come before each position
     """
 
     def __init__(self, token_ids: np.ndarray) -> None:
@@ -29,12 +29,15 @@ class StepDrafts:
         self.offsets = np.arange(len(self.owners)) - np.repeat(np.cumsum(counts) - counts, counts)
 
     def positions_before(self, ends: np.ndarray) -> np.ndarray:
-        """[num_positions] where the positions are in the flattened batch. ends: [num_requests], each one's last."""
+        """Return the positions in the flattened batch, [num_positions] int64.
+
+        ends: [num_requests] int64, the position of each request's last token or guess
+        """
         positions: np.ndarray = (ends - self._num_guesses)[self.owners] + self.offsets
         return positions
 
     def accept(self, sampled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Keep each request's tokens up to the first that is not what was guessed.
+        """Keep each request's tokens up to the first that differs from its guess.
 
         sampled: [num_positions] int64, the target's tokens
         Returns the tokens [num_requests, most guesses + 1], filled up with NO_TOKEN, and how many each request has.
@@ -42,7 +45,7 @@ class StepDrafts:
         num_requests, num_columns = self.token_ids.shape[0], self.token_ids.shape[1] + 1
         tokens = np.full((num_requests, num_columns), NO_TOKEN, dtype=np.int64)
         tokens[self.owners, self.offsets] = sampled
-        # Where a request has no more guesses it has a token and no guess: these differ.
+        # After a request's last guess comes a token without a guess, which counts as different.
         is_right = tokens[:, :-1] == self.token_ids
         num_tokens: np.ndarray = np.cumprod(is_right, axis=1).sum(axis=1) + 1
         tokens[np.arange(num_columns) >= num_tokens[:, None]] = NO_TOKEN
