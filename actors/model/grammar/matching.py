@@ -1,4 +1,4 @@
-"""One request's way through its grammar."""
+"""Follows one request's output through its grammar."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_TOKEN: Final = -1
 
 
 class TokenMatcher:
-    """Knows what may come next. A function of the grammar and the tokens so far, so it can be made anew anywhere.
+    """Knows the tokens that may come next. Its state follows from the grammar and the tokens alone.
 
     Invariant: it has seen exactly the output tokens that the scheduler has appended to its request.
     """
@@ -34,7 +34,7 @@ class TokenMatcher:
         self._spent_s = 0.0
 
     def accept(self, token_ids: Sequence[int]) -> str | None:
-        """Go on by these tokens; if that cannot be, return why."""
+        """Advance by these tokens; returns None, or the reason why the grammar does not allow them."""
         began_s = time.perf_counter()
         for token_id in token_ids:
             if not self._matcher.accept_token(token_id):
@@ -47,7 +47,7 @@ class TokenMatcher:
         return None
 
     def count_allowed(self, guesses: Sequence[int]) -> int:
-        """How many of these tokens, guessed to come next, are allowed from the first on. Changes nothing."""
+        """Return how many of these guesses are allowed, up to the first that is not. Changes nothing."""
         began_s = time.perf_counter()
         num_allowed = 0
         while num_allowed < len(guesses) and self._try(guesses[num_allowed]):
@@ -57,9 +57,9 @@ class TokenMatcher:
         return num_allowed
 
     def fill(self, bits: np.ndarray, row: int, guesses: Sequence[int] = ()) -> None:
-        """Say which tokens may come next and, in the rows behind, after each guess, as far as these are allowed.
+        """Write which tokens may come next into a row, and into the rows behind it which may come after each guess.
 
-        bits: [num_rows, ceil(vocab_size / 32)] int32
+        bits: [num_rows, ceil(vocab_size / 32)] int32; rows after a guess that is not allowed get EVERY_TOKEN
         """
         began_s = time.perf_counter()
         num_allowed = 0
@@ -74,12 +74,12 @@ class TokenMatcher:
         self._spent_s += time.perf_counter() - began_s
 
     def _try(self, guess: int) -> bool:
-        """Go on by a guess, if it is allowed; whoever calls this goes back again."""
+        """Advance by a guess if it is allowed; the caller must roll back. Returns whether it is allowed."""
         return not self._matcher.is_terminated() and bool(self._matcher.accept_token(guess))
 
     def _fill_row(self, bits: np.ndarray, row: int, utf8_mask: np.ndarray | None) -> None:
         if self._matcher.is_terminated():
-            # It goes on although its grammar is through, as a request that ignores the end may.
+            # A request that ignores the end-of-sequence token may go on after its grammar has ended.
             bits[row] = EVERY_TOKEN
             return
         self._matcher.fill_next_token_bitmask(bits, row)

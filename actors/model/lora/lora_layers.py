@@ -1,7 +1,7 @@
-"""Adapters on a linear layer: what they add to its output.
+"""Adds the products of adapters to the output of a linear layer.
 
-The layer stays the object that it is: a hook adds to its output in place. A layer whose inputs are split over ranks has
-to be added to before the ranks' parts are summed; it has a place for that.
+The layer stays the same object: a hook adds to its output in place. With a layer whose inputs are split over ranks the
+products are added before the ranks' parts are summed, through its attribute add_part.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.model.tensor_parallel.split_layers import RowParallelLinear
 
 
 class LoraContext:
-    """The step that is being computed, for all layers of a model; None: no token of it has an adapter."""
+    """Holds the step that is being computed, for all layers of a model; None if no token of it has an adapter."""
 
     __slots__ = ("step",)
 
@@ -27,8 +27,10 @@ class LoraContext:
 class LoraLayer:
     """The slots of one layer.
 
-    Invariant: the rows of a slot beyond its adapter's rank, and all rows of an empty slot, are zero in _a; what they
-    have in _b is finite.
+    _a:     [num_slots * max_rank, inputs of this rank]
+    _b:     [num_slots * max_rank, outputs of this rank]
+    Invariant: the rows of a slot beyond its adapter's rank, and all rows of an empty slot, are zero in _a and finite
+    in _b.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class LoraLayer:
             target.layer.register_forward_hook(self._on_output)
 
     def put(self, slot: int, weights: ModuleWeights | None) -> None:
-        """Give a slot to an adapter; None: to one that does not change this layer."""
+        """Write an adapter's matrices into a slot. weights: None if the adapter does not change this layer"""
         first = slot * self._max_rank
         rank = 0 if weights is None else len(weights.a)
         self._ranks[slot] = rank
@@ -61,7 +63,7 @@ class LoraLayer:
             self._add(inputs[0], output)
 
     def _add(self, inputs: Tensor, output: Tensor) -> None:
-        """inputs: [..., num_tokens, in]; output: [..., num_tokens, out], contiguous."""
+        """Add to the output. inputs: [..., num_tokens, in]; output: [..., num_tokens, out], contiguous"""
         step = self._context.step
         if step is None:
             return

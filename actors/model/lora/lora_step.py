@@ -1,4 +1,4 @@
-"""Plans which of a step's tokens goes through which adapter, and how: once, for all layers.
+"""Plans the products of a step's tokens with their adapters, once for all layers.
 
 Adapters have slots. Where tokens of one adapter stand together, as in a prompt, their products are computed by
 themselves. The others, above all the decoding requests, share one product with the matrices of all their adapters side
@@ -17,7 +17,7 @@ from torch import Tensor
 
 NO_SLOT: Final = -1
 MIN_RUN_TOKENS: Final = 16
-"""Fewer tokens of one adapter go into the shared product: benchmarks/lora.py."""
+"""Shorter runs of one adapter's tokens go into the shared product (measured by benchmarks/lora.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,8 @@ class Run:
 class SharedPart:
     """Tokens [begin, end) go through slots [first_slot, last_slot] together.
 
-    is_foreign: [end - begin, slots * max_rank] bool, on the device: where a token meets another's adapter
+    is_foreign: [end - begin, slots * max_rank] bool, on the device: True for the rows of adapters that a token does not
+        have
     """
 
     begin: int
@@ -45,14 +46,17 @@ class SharedPart:
 
 @dataclass(frozen=True, slots=True)
 class LoraStep:
-    """runs, shared: each token is in one of them, or has no adapter, or is shared and has none."""
+    """A step's plan. Each token with an adapter is either in one of the runs or in the shared part."""
 
     runs: tuple[Run, ...]
     shared: SharedPart | None
 
 
 def plan_step(token_slots: np.ndarray, max_rank: int, device: torch.device) -> LoraStep | None:
-    """token_slots: [num_tokens] int64, NO_SLOT for a token without an adapter. None if no token has one."""
+    """Plan a step; returns None if no token has an adapter.
+
+    token_slots: [num_tokens] int64, NO_SLOT for a token without an adapter
+    """
     runs = _find_runs(token_slots)
     if not runs:
         return None

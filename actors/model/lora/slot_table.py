@@ -1,4 +1,4 @@
-"""The table of which adapter is in which slot of a rank's layers."""
+"""Keeps track of the adapter in each slot of a rank's layers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Set as AbstractSet
 
 
 class SlotTable:
-    """Slots go to the adapters of the step that is to be computed; who was longest in no step makes room."""
+    """Gives slots to the adapters of the next step; the least recently used adapters lose theirs."""
 
     def __init__(self, num_slots: int) -> None:
         self._slot_of: OrderedDict[str, int] = OrderedDict()
         self._free = list(range(num_slots - 1, -1, -1))
 
     def take(self, keys: AbstractSet[str]) -> tuple[dict[str, int], set[str]]:
-        """Give each of a step's adapters a slot; returns these, and the adapters that are new in theirs."""
+        """Give each of a step's adapters a slot; returns the slots by adapter, and the adapters that got theirs now."""
         new = {key for key in keys if key not in self._slot_of}
         for key in keys - new:
             self._slot_of.move_to_end(key)
@@ -28,6 +28,6 @@ class SlotTable:
         return self._slot_of.pop(victim)
 
     def drop(self, key: str) -> None:
-        """The adapter is gone; its slot is free."""
+        """Free the slot of an adapter that was dropped, if it has one."""
         if (slot := self._slot_of.pop(key, None)) is not None:
             self._free.append(slot)

@@ -31,10 +31,13 @@ _Weights = Mapping[str, ModuleWeights]
 
 
 class AdapterStore:
-    """Belongs to the thread that computes steps. on_ready: called on another one when take_results() has news."""
+    """Belongs to the thread that computes steps."""
 
     def __init__(self, config: LoraConfig, model: LoadedModel, num_slots: int, on_ready: Callable[[], None]) -> None:
-        """Attach slots to every layer that adapters may change; what they take is allocated here, once."""
+        """Attach slots to every layer that adapters may change, and allocate the memory of all slots.
+
+        on_ready: called on another thread when take_results() has something to return
+        """
         self._config = config
         self._dtype, self._device = model.dtype, model.device
         self._on_ready = on_ready
@@ -63,7 +66,7 @@ class AdapterStore:
             self.configured.append(adapter)
 
     def obey(self, commands: AdapterCommands) -> None:
-        """Begin to load, and drop at once."""
+        """Begin to load the adapters that the commands name for it, and drop others at once."""
         for key in commands.drops:
             self._adapters.pop(key, None)
             self._slots.drop(key)
@@ -83,7 +86,7 @@ class AdapterStore:
         return results
 
     def begin_step(self, keys: np.ndarray, query_lens: np.ndarray) -> None:
-        """Say which adapters the requests of the next forward have; what was said of the one before is void.
+        """Plan the adapters of the next forward, in place of the plan of the one before.
 
         keys: [num_requests] of str, or None for a request without an adapter; query_lens: [num_requests] int64
         """
@@ -101,12 +104,12 @@ class AdapterStore:
         self._context.step = plan_step(np.repeat(slots, query_lens), self._config.max_lora_rank, self._device)
 
     def shutdown(self) -> None:
-        """Load nothing more; what is being loaded is waited for."""
+        """Load no more adapters; waits for the load that is under way."""
         self._thread.shutdown(cancel_futures=True)
 
     @torch.inference_mode()
     def _load(self, adapter: Adapter) -> None:
-        """On the thread."""
+        """Load an adapter, on the loading thread."""
         try:
             self._results.append((adapter.key, self._read(adapter)))
         except AdapterRefused as error:

@@ -26,10 +26,10 @@ class LoraTarget:
 
 
 def find_targets(model: PreTrainedModel, split: Mapping[str, SplitLinear]) -> dict[str, LoraTarget]:
-    """Every linear layer of the decoder's stack, by name, as PEFT names it.
+    """Return every linear layer of the decoder's stack by the name that PEFT gives it.
 
-    The output layer is none of them: it computes a few of a step's tokens only. Nor are layers whose outputs are
-    gathered from all ranks, or that hold the weights of several experts in one tensor.
+    Left out are the output layer, which computes only a few of a step's tokens, layers whose outputs are gathered from
+    all ranks, and layers that hold the weights of several experts in one tensor.
     """
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # left untyped
     stack = set(decoder.modules())

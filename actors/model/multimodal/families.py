@@ -31,7 +31,7 @@ SERVED_FAMILIES: Final = tuple(_FAMILIES)
 
 
 def vision_family(config: PretrainedConfig) -> VisionFamily | None:
-    """The family of a model that takes images; None if it takes none, or if its family is not served."""
+    """Return the family of a model that takes images; None if the model takes none, or if its family is not served."""
     return _FAMILIES.get(str(config.model_type))
 
 
@@ -52,5 +52,5 @@ def image_facts(config: PretrainedConfig, hidden_size: int) -> ImageFacts:
 
 
 def image_token_id(config: PretrainedConfig) -> int:
-    """The token that stands for an image in a prompt."""
+    """Return the token that stands for an image in a prompt."""
     return int(config.image_token_id)

@@ -17,7 +17,11 @@ from actors.core.requests.multimodal import MultiModalFeature
 
 @dataclass(frozen=True, slots=True)
 class GridPositions:
-    """A request's. prompt: [3, num_prompt_tokens] int64; delta: added to the index of every token after the prompt."""
+    """One request's positions.
+
+    prompt: [3, num_prompt_tokens] int64
+    delta:  added to the index of every token after the prompt
+    """
 
     prompt: np.ndarray
     delta: int
@@ -29,7 +33,7 @@ class GridPositions:
         delta = 0
         begin = 0
         for feature in features:
-            assert feature.grid is not None, "a model that places images by their grids is told them"
+            assert feature.grid is not None, "an image's grid is missing, which this model's positions need"
             prompt[:, begin : feature.offset] = np.arange(begin, feature.offset) + delta
             start = feature.offset + delta
             prompt[:, feature.offset : feature.end] = np.indices(feature.grid).reshape(3, -1) + start

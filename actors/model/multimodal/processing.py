@@ -17,7 +17,7 @@ from actors.model.multimodal.families import image_token_id, vision_family
 
 
 class ImageProcessing:
-    """One checkpoint's."""
+    """Processes images for one checkpoint."""
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError, ValueError or ImportError if the checkpoint has no processor, or none for images."""

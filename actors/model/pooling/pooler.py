@@ -1,12 +1,12 @@
-"""From hidden states to the vectors of pooling requests, over as many chunks as their prompts take.
+"""Makes the vectors of pooling requests from hidden states, over as many chunks as their prompts take.
 
-A prompt that is cut leaves something behind in each step: the sum of its hidden states so far (mean), or the first one
-(cls). It belongs to the request, not to its row, and begins anew with the prompt's first token: so a request that was
-preempted starts over like any other. A request whose prefix was found in a cache has no hidden states of it; only the
-last token's are wanted of such a one (Request.reads_prefix_cache).
+After each chunk of a prompt a partial result is kept: the sum of its hidden states so far (mean), or the first of them
+(cls). It belongs to the request, not to its row, and is reset with the prompt's first token, so a preempted request
+starts over like any other. A request whose prefix was found in a cache has no hidden states for the prefix; only
+requests that need nothing but the last token's may have one (Request.reads_prefix_cache).
 
-Sums are in float32, whatever the model's dtype, and each request's is its own: a vector does not depend on its batch.
-All ranks of an engine have the same hidden states; rank 0's vectors are those that count.
+Sums are in float32, whatever the model's dtype, and separate for each request: a vector does not depend on its batch.
+All ranks of an engine have the same hidden states; the vectors of rank 0 are used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TINY = 1e-12
 
 @dataclass(slots=True)
 class _Pooled:
-    """A request that wants a vector. partial: [hidden_size], what its earlier chunks left behind."""
+    """A request that wants a vector. partial: [hidden_size], the sum or the first state of its earlier chunks"""
 
     params: PoolingParams
     num_prompt_tokens: int
@@ -35,10 +35,10 @@ class _Pooled:
 
 
 class Pooler:
-    """Knows the engine's pooling requests. Costs nothing in a step that has none."""
+    """Knows the engine's pooling requests. It costs nothing in a step without such requests."""
 
     def __init__(self, head: ClassificationHead | None = None) -> None:
-        """head: of a model that classifies."""
+        """head: the classification head; None if the model does not classify."""
         self._head = head
         self._requests: dict[str, _Pooled] = {}
 
@@ -46,7 +46,7 @@ class Pooler:
         return len(self._requests)
 
     def update(self, scheduler_output: SchedulerOutput) -> None:
-        """Take in who has come and who is gone."""
+        """Add the step's new pooling requests, and drop those that have finished."""
         if self._requests:
             for req_id in scheduler_output.finished_req_ids:
                 self._requests.pop(req_id, None)
@@ -58,7 +58,7 @@ class Pooler:
         """Plan the pooling of the step's hidden states; None if no request in the step wants a vector."""
         if not self._requests:
             return None
-        # Those that decode one token each come first, and a pooling request is never one of them.
+        # The first num_plain requests decode one token each; a pooling request is never among them.
         indices = range(batch.num_plain, len(batch))
         pooled = {
             index: self._requests[batch.req_ids[index]] for index in indices if batch.req_ids[index] in self._requests
@@ -67,7 +67,7 @@ class Pooler:
 
 
 class PooledStep:
-    """One step's pooling requests, by their places in the batch."""
+    """One step's pooling requests, by their index in the batch."""
 
     def __init__(self, batch: StepBatch, requests: dict[int, _Pooled], head: ClassificationHead | None) -> None:
         self._batch = batch
@@ -83,12 +83,11 @@ class PooledStep:
             num_computed_tokens = int(self._batch.num_computed_tokens[index])
             vector = _pool(request, states[stop - num_new_tokens : stop], num_computed_tokens)
             if num_computed_tokens + num_new_tokens == request.num_prompt_tokens:
-                assert vector is not None, "the last chunk completes it"
                 self._vectors[index] = vector
                 request.partial = None
 
     def outputs(self) -> dict[str, list[float]]:
-        """The vectors of the requests whose prompts are through, by request id."""
+        """Return the vectors of the requests whose prompts end in this step, by request id."""
         req_ids, vectors = self._batch.req_ids, {}
         embedded = [i for i in self._vectors if self._requests[i].params.task == "embed"]
         classified = [i for i in self._vectors if self._requests[i].params.task != "embed"]
@@ -106,10 +105,10 @@ class PooledStep:
         return vectors
 
 
-def _pool(request: _Pooled, states: Tensor, num_computed_tokens: int) -> Tensor | None:
-    """Take in a chunk's hidden states, [num_new_tokens, hidden_size].
+def _pool(request: _Pooled, states: Tensor, num_computed_tokens: int) -> Tensor:
+    """Pool a chunk's hidden states, [num_new_tokens, hidden_size], with those of the chunks before it.
 
-    Returns [hidden_size], what is pooled so far; None if this pooling wants nothing of the chunks so far.
+    Returns the pooled state so far, [hidden_size].
     """
     pooling, is_first = request.params.pooling, num_computed_tokens == 0
     if pooling == "last":
@@ -117,18 +116,18 @@ def _pool(request: _Pooled, states: Tensor, num_computed_tokens: int) -> Tensor 
     if pooling == "cls":
         if is_first:
             request.partial = states[0].clone()
-        assert request.partial is not None, "the prompt's first token was not computed here"
+        assert request.partial is not None, "the prompt's first token was not computed by this engine"
         return request.partial
     total = states.sum(dim=0, dtype=torch.float32)
     if not is_first:
-        assert request.partial is not None, "the prompt's first tokens were not computed here"
+        assert request.partial is not None, "the prompt's first tokens were not computed by this engine"
         total += request.partial
     request.partial = total
     return total / (num_computed_tokens + len(states))
 
 
 def _finish_embedding(vector: np.ndarray, params: PoolingParams) -> list[float]:
-    """vector: [hidden_size] float32. Cut first, so that what is left has length 1."""
+    """Cut a vector, [hidden_size] float32, and then normalize it, so that the shorter vector has length 1."""
     if params.dimensions is not None:
         vector = vector[: params.dimensions]
     if params.normalize:

@@ -20,8 +20,8 @@ class SamplingRow:
     """One request whose next token is sampled in this step.
 
     prompt_token_ids, output_token_ids: int64, the tokens so far
-    eos_token_ids: end the request unless it ignores them
-    rules: those of params, prepared; None if it has none
+    eos_token_ids: the tokens that end the request unless it ignores them
+    rules: the token rules of params, prepared; None if it has none
     """
 
     params: SamplingParams
@@ -32,7 +32,7 @@ class SamplingRow:
 
     @property
     def suppressed_token_ids(self) -> list[int]:
-        """Tokens that must not be sampled yet: what would end the request before min_tokens."""
+        """The tokens that must not be sampled yet, because they would end the request before min_tokens."""
         if len(self.output_token_ids) >= self.params.min_tokens:
             return []
         return [*self.eos_token_ids, *self.params.stop_token_ids]
@@ -49,7 +49,7 @@ class SamplingTable:
         self.changes_logits = np.zeros(max_num_seqs, dtype=bool)
 
     def set(self, row: int, params: SamplingParams) -> None:
-        """Take in a request's parameters."""
+        """Write a request's parameters into its row."""
         self.temperature[row] = params.temperature
         self.seed[row] = params.seed & _SEED_MASK
         self.min_tokens[row] = params.min_tokens
@@ -58,9 +58,9 @@ class SamplingTable:
 
 
 class SamplingBatch:
-    """The rows of one step and, as arrays, what the sampler computes with.
+    """The rows of one step, and their sampling parameters as arrays.
 
-    is_plain: every row is greedy and nothing touches its logits, so an argmax is all
+    is_plain: every row is greedy and nothing changes its logits, so the argmax is the token
     num_logprobs: per row, NO_LOGPROBS where none are wanted
     """
 
@@ -71,7 +71,11 @@ class SamplingBatch:
         num_output_tokens: np.ndarray,
         row_of: Callable[[int], SamplingRow],
     ) -> None:
-        """rows, num_output_tokens: [n]; row_of: makes the n-th row, for those that need a look."""
+        """Select rows of the table.
+
+        rows, num_output_tokens: [n] int64
+        row_of: makes the SamplingRow of an index into rows; called only for rows that need more than the arrays
+        """
         self.row_of = row_of
         self.temperature = table.temperature[rows]
         self.is_random = self.temperature > 0.0
