@@ -8,6 +8,7 @@ from typing import Final
 
 from actors.config import EngineConfig
 from actors.core.requests.request import Request
+from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore, StepResult
 from tests.features.feature import Feature, Scenario, Setup
 from tests.integration.promises import CUT
@@ -99,16 +100,21 @@ class _Preemptions:
         core.step = self._preempt_and_step  # type: ignore[method-assign]  # the engine's thread calls this one
 
     def _preempt_and_step(self) -> StepResult:
-        self._num_steps += 1
         scheduler = self._core.scheduler
-        is_due = self._num_rounds < _NUM_ROUNDS and self._num_steps % _STEPS_BETWEEN_PREEMPTIONS == 0
-        if is_due and any(map(_is_in_the_middle, scheduler.running)):
-            num_before = scheduler.make_stats().num_preemptions
-            scheduler.reset_prefix_cache(reset_running_requests=True)
-            num_preempted = scheduler.make_stats().num_preemptions - num_before
-            self._num_rounds += num_preempted > 0
-            self.num_preempted += num_preempted
+        if self._num_rounds < _NUM_ROUNDS and any(map(_is_in_the_middle, scheduler.running)):
+            # Steps that nobody is in the middle of do not count: how many there are is a matter of luck.
+            is_due = self._num_steps % _STEPS_BETWEEN_PREEMPTIONS == 0
+            self._num_steps += 1
+            if is_due:
+                self._preempt(scheduler)
         return self._step()
+
+    def _preempt(self, scheduler: Scheduler) -> None:
+        num_before = scheduler.make_stats().num_preemptions
+        scheduler.reset_prefix_cache(reset_running_requests=True)
+        num_preempted = scheduler.make_stats().num_preemptions - num_before
+        self._num_rounds += num_preempted > 0
+        self.num_preempted += num_preempted
 
 
 def _is_in_the_middle(request: Request) -> bool:
