@@ -1,8 +1,8 @@
-"""The seam between transformers' models and our KV cache.
+"""The interface between transformers' models and our KV cache.
 
 transformers lets a model's attention be replaced by a function that is registered by name. Ours finds the step's batch
-in its keyword arguments (models hand unknown arguments of their forward down to it), so there is no global state and
-nothing of a model is forked.
+in its keyword arguments, since models hand unknown arguments of their forward down to it. So there is no global state,
+and no model's code is copied.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNSUPPORTED_ARGUMENTS = {
 class AttentionLayer:
     """The attention that one layer asks for.
 
-    index:          which layer's KV it owns
+    index:          the layer of the KV cache that it reads and writes
     scaling:        the scores' factor
     softcap:        scores become softcap * tanh(score / softcap), if set
     sliding_window: a token sees this many tokens, itself included, if set
@@ -56,7 +56,7 @@ class BatchShape:
     query_starts: [num_requests + 1] int64
     num_computed: [num_requests] int64, tokens whose KV is in the cache before this step
     block_tables: [num_requests, max_blocks] int64, each row's blocks in order; what follows a request's last is unread
-    num_common_blocks: so many from the start are the same for all requests, and filled
+    num_common_blocks: how many blocks at the start of each table are the same for all requests, and filled
     """
 
     query_starts: np.ndarray

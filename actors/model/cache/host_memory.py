@@ -1,4 +1,4 @@
-"""How much memory this machine has left, within this container's limit. No torch: `raypd doctor` asks too."""
+"""Measures this machine's free memory within the container's limit. Imports no torch: `raypd doctor` uses it."""
 
 from __future__ import annotations
 

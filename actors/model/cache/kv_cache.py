@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def make_layout(
     geometry: KVGeometry, *, num_blocks: int, block_size: int, dtype: torch.dtype, model_fingerprint: str
 ) -> KVCacheLayout:
-    """The layout of one rank's KV cache."""
+    """Return the layout of one rank's KV cache."""
     return KVCacheLayout(
         num_blocks=num_blocks,
         num_kv_heads=geometry.num_kv_heads,
@@ -36,10 +36,10 @@ def make_layout(
 
 
 def allocate_kv_cache(layout: KVCacheLayout, device: torch.device) -> Tensor:
-    """[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], zeros.
+    """Allocate a KV cache of zeros, [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim].
 
-    Zeros, not whatever memory held: masked keys have weight 0, but 0 times a NaN would be a NaN. On the CPU in a memory
-    file if the machine allows, so that engines of the same host read blocks straight out of it.
+    It must not hold leftover bytes: masked keys have weight 0, but 0 times a NaN is a NaN. On the CPU the cache is in a
+    memory file if the machine allows it, so that engines of the same host read blocks directly.
     """
     if device.type == "cpu":
         try:

@@ -1,4 +1,4 @@
-"""How many blocks a rank's KV cache gets. No torch: `raypd doctor` asks before there is an engine."""
+"""Chooses the number of blocks of a rank's KV cache. Imports no torch, since `raypd doctor` uses it too."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def choose_num_blocks(
     max_model_len: int,
     free_memory_bytes: int,
 ) -> int:
-    """How many blocks the cache gets: num_blocks, or what kv_cache_memory_gib or memory_fraction holds.
+    """Return the number of blocks of the cache: num_blocks, or what kv_cache_memory_gib or memory_fraction holds.
 
     A fraction of the free memory is cut at four times what the largest batch can use: beyond that only the prefix cache
     would gain, and a small model on a large machine would spend its start on making millions of blocks.

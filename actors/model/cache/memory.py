@@ -1,4 +1,4 @@
-"""How much memory a device has left, and how much a computation takes at its peak."""
+"""Measures a device's free memory, and the peak memory of a computation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from actors.model.cache.host_memory import free_host_memory_bytes
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated: of the GPU, or of this machine within this container's limit."""
+    """Return how many bytes can still be allocated on the GPU, or on this machine within the container's limit."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_host_memory_bytes()

@@ -31,10 +31,10 @@ class Collectives(Protocol):
         """See TensorParallelGroup."""
 
     def set_timeout(self, timeout_s: float) -> None:
-        """From now on, for every operation."""
+        """Set the deadline of every later operation."""
 
     def close(self) -> None:
-        """Let the other ranks go."""
+        """Close the connections to the other ranks."""
 
 
 class TensorParallelGroup:
@@ -47,26 +47,26 @@ class TensorParallelGroup:
         self._collectives = collectives
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks of contiguous tensors, the same bits on every rank. Raises RankLost.
+        """Return the sum over the ranks of contiguous tensors, the same bits on every rank. Raises RankLost.
 
         The tensor itself may be overwritten.
         """
         return self._collectives.all_reduce(tensor)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """[size, *tensor.shape]: every rank's contiguous tensor, by rank. Raises RankLost."""
+        """Return every rank's contiguous tensor, [size, *tensor.shape], in the order of ranks. Raises RankLost."""
         return self._collectives.all_gather(tensor)
 
     def smallest(self, number: int) -> int:
-        """The smallest of all ranks' numbers. Raises RankLost."""
+        """Return the smallest of all ranks' numbers. Raises RankLost."""
         return int(self.all_gather(torch.tensor([number], device=self._device)).min())
 
     def set_timeout(self, timeout_s: float) -> None:
-        """From now on, for every operation."""
+        """Set the deadline of every later operation."""
         self._collectives.set_timeout(timeout_s)
 
     def close(self) -> None:
-        """Leave; the other ranks' operations fail."""
+        """Leave the group; the other ranks' operations fail from then on."""
         self._collectives.close()
 
 
@@ -87,7 +87,7 @@ class NcclCollectives:
             raise RankLost(f"rank {rank} of {size} did not meet the others: {str(error).splitlines()[0]}") from error
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """In place."""
+        """Sum in place. Raises RankLost."""
         try:
             self._group.allreduce([tensor]).wait()
         except RuntimeError as error:
@@ -104,11 +104,11 @@ class NcclCollectives:
         return gathered
 
     def set_timeout(self, timeout_s: float) -> None:
-        """From now on, for every operation."""
+        """Set the deadline of every later operation."""
         self._group._set_default_timeout(timedelta(seconds=timeout_s))
 
     def close(self) -> None:
-        """Abort: a peer that is gone must not be waited for."""
+        """Abort instead of waiting for peers, which may be gone."""
         self._group.abort()
 
 
@@ -128,7 +128,7 @@ class Rendezvous:
             self.address = (host, int(self.server.getsockname()[1]))
 
     def close(self) -> None:
-        """Hang up, once all have joined or none will."""
+        """Close the address, once all ranks have joined or the start has failed."""
         if self.server is not None:
             self.server.close()
         self.store = None
@@ -169,4 +169,4 @@ def _store_of(rendezvous: Rendezvous | tuple[str, int], timeout_s: float) -> TCP
     try:
         return TCPStore(*rendezvous, None, is_master=False, timeout=timeout, wait_for_workers=False)
     except RuntimeError as error:
-        raise RankLost(f"nobody is at the rendezvous: {str(error).splitlines()[0]}") from error
+        raise RankLost(f"the rendezvous of the ranks cannot be reached: {str(error).splitlines()[0]}") from error

@@ -13,11 +13,11 @@ class RankPeer(Protocol):
     """Used by one thread. Every wait raises OSError once it has taken as long as set_timeout() allows."""
 
     def send(self, message: memoryview | bytes) -> None:
-        """Send all of it."""
+        """Send the whole message."""
         ...
 
     def receive_into(self, message: memoryview) -> None:
-        """Fill all of it."""
+        """Fill the whole buffer."""
         ...
 
     def try_send(self, message: memoryview) -> int:
@@ -32,7 +32,7 @@ class RankPeer(Protocol):
         ...
 
     def set_timeout(self, timeout_s: float) -> None:
-        """Count from now on, for every message."""
+        """Set the time limit of every later message, in seconds."""
         ...
 
     def fileno(self) -> int:
@@ -40,7 +40,7 @@ class RankPeer(Protocol):
         ...
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         ...
 
 

@@ -14,7 +14,7 @@ from actors.model.tensor_parallel.group import TensorParallelGroup
 
 
 class RowParallelLinear(nn.Module):
-    """Sees this rank's part of the inputs, gives the whole output: the sum over the ranks."""
+    """Takes this rank's part of the inputs, and returns the whole output: the sum over the ranks."""
 
     weight: Tensor
     bias: Tensor | None
@@ -30,11 +30,11 @@ class RowParallelLinear(nn.Module):
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
         self.add_part: Callable[[Tensor, Tensor], None] | None = None
-        """Adds what it makes of the inputs to this rank's part of the output, in place, before the parts are summed."""
+        """A function of inputs and output; it adds to this rank's part of the output, before the parts are summed."""
         self._group = group
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features]."""
+        """Compute the whole output: [..., in_features] -> [..., out_features]."""
         part = functional.linear(inputs, self.weight)
         if self.add_part is not None:
             self.add_part(inputs, part)
@@ -61,6 +61,6 @@ class GatheredLinear(nn.Module):
         self._group = group
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """[..., in_features] -> [..., out_features]."""
+        """Compute the whole output: [..., in_features] -> [..., out_features]."""
         parts = self._group.all_gather(functional.linear(inputs, self.weight, self.bias))
         return parts.movedim(0, -2).flatten(-2)[..., : self.out_features]
