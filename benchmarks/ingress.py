@@ -29,6 +29,7 @@ from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.client.channel import open_channel
 from cluster.observability.status import ClusterView
 from cluster.parameters.generation import GenerateChunk, GenerateRequest
+from cluster.settings.ingress import IngressConfig
 
 _NUM_CHANNELS = 8
 _NUM_ADMISSIONS = 200
@@ -116,7 +117,8 @@ def _serve(pipe: Connection, load: Load) -> None:
 
 async def _serve_on_loop(pipe: Connection, load: Load) -> None:
     serving, source = make_serving(load.tokens_per_s, load.num_streams)
-    server = IngressServer(serving, _no_view, _NO_ADMIN, GrpcServerSettings(slow_reader_timeout_s=600.0))
+    settings = GrpcServerSettings(IngressConfig(port=0, slow_reader_timeout_s=600.0))
+    server = IngressServer(serving, _no_view, _NO_ADMIN, settings)
     pipe.send(f"127.0.0.1:{await server.start()}")
     giving = asyncio.create_task(source.run(load.num_streams))
     while source.num_unfinished_requests < load.num_streams:  # noqa: ASYNC110  # a benchmark
@@ -181,7 +183,7 @@ async def _admit_on_loop(pipe: Connection) -> None:
         return generate(request)
 
     serving.generate = generate_timed  # type: ignore[method-assign]  # of this one
-    server = IngressServer(serving, _no_view, _NO_ADMIN)
+    server = IngressServer(serving, _no_view, _NO_ADMIN, GrpcServerSettings(IngressConfig(port=0)))
     pipe.send(f"127.0.0.1:{await server.start()}")
     giving = asyncio.create_task(source.run(0))
     await asyncio.to_thread(pipe.recv)

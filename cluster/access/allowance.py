@@ -19,6 +19,8 @@ from cluster.errors import AllowanceSpent
 
 _BUSY_DELAY_S: Final = 1.0
 """The delay that is proposed if too many requests run at once: when one of them ends is not known."""
+BURST_S: Final = 10.0
+"""Seconds of unused requests and tokens that are saved up, unless a token's entry says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class AllowanceLimits:
     requests_per_s: float | None = None
     tokens_per_s: float | None = None
     concurrent: int | None = None
-    burst_s: float = 10.0
+    burst_s: float = BURST_S
 
 
 class Allowance:

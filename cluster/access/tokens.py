@@ -19,7 +19,7 @@ from typing import Annotated, Final, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from cluster.access.allowance import Allowance, AllowanceLimits
+from cluster.access.allowance import BURST_S, Allowance, AllowanceLimits
 from cluster.access.caller import Caller
 from cluster.errors import InvalidConfig
 from kv_transfer.trust.watched_file import WatchedFiles
@@ -51,7 +51,7 @@ class TokenEntry(_Settings):
         None, gt=0, description="Limit on prompt and output tokens per second; default: no limit."
     )
     concurrent: int | None = Field(None, ge=1, description="Limit on concurrent requests; default: no limit.")
-    burst_s: float = Field(10.0, gt=0, description="Seconds of unused requests and tokens that can be saved up.")
+    burst_s: float = Field(BURST_S, gt=0, description="Seconds of unused requests and tokens that can be saved up.")
     highest_priority: int = Field(
         0, description="Lowest number that the priority of requests may have; lower numbers go first."
     )

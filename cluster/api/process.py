@@ -195,12 +195,5 @@ class IngressProcess:
 
 
 def _grpc_server_settings(config: IngressConfig) -> GrpcServerSettings:
-    return GrpcServerSettings(
-        host=config.host,
-        port=config.port,
-        admin_port=config.admin_port,
-        access=AccessControl(Tokens(config.tokens) if config.tokens is not None else None),
-        tls=ServerTls(config.tls) if config.tls is not None else None,
-        max_message_bytes=config.max_message_bytes,
-        slow_reader_timeout_s=config.slow_reader_timeout_s,
-    )
+    access = AccessControl(Tokens(config.tokens) if config.tokens is not None else None)
+    return GrpcServerSettings(config, access, ServerTls(config.tls) if config.tls is not None else None)

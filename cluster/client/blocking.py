@@ -14,6 +14,7 @@ from cluster.client.client_credentials import Credentials
 from cluster.client.errors import ClientClosed
 from cluster.client.loop_thread import LoopClosed, LoopThread
 from cluster.client.options import BatchOptions, ChatTurn, Options, Prompt
+from cluster.client.retry_limits import OVERLOAD_TIMEOUT_S, RECOVERY_TIMEOUT_S
 from cluster.client.vector_options import EmbedOptions, HeadOptions, Prompts
 from cluster.client.whole_answers import Answer
 
@@ -35,8 +36,8 @@ class BlockingClient:
         *,
         spread: bool = False,
         credentials: Credentials | None = None,
-        recovery_timeout_s: float = 60.0,
-        overload_timeout_s: float = 30.0,
+        recovery_timeout_s: float = RECOVERY_TIMEOUT_S,
+        overload_timeout_s: float = OVERLOAD_TIMEOUT_S,
     ) -> None:
         """Take the same arguments as GenerateClient, and start the thread that the client's event loop runs on.
 

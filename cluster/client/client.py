@@ -20,7 +20,7 @@ from cluster.client.options import (
     make_request,
     set_prompt,
 )
-from cluster.client.retry_limits import Patience
+from cluster.client.retry_limits import OVERLOAD_TIMEOUT_S, RECOVERY_TIMEOUT_S, Patience
 from cluster.client.single_calls import SingleCalls
 from cluster.client.streams.batch_stream import batch_once, batch_resuming
 from cluster.client.streams.stream import stream_once, stream_resuming
@@ -50,8 +50,8 @@ class GenerateClient:
         *,
         spread: bool = False,
         credentials: Credentials | None = None,
-        recovery_timeout_s: float = 60.0,
-        overload_timeout_s: float = 30.0,
+        recovery_timeout_s: float = RECOVERY_TIMEOUT_S,
+        overload_timeout_s: float = OVERLOAD_TIMEOUT_S,
     ) -> None:
         """Keep the settings; open() makes the connections.
 

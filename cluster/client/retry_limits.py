@@ -9,6 +9,9 @@ from typing import Final
 _FIRST_DELAY_S: Final = 0.2
 _MAX_DELAY_S: Final = 2.0
 
+RECOVERY_TIMEOUT_S: Final = 60.0
+OVERLOAD_TIMEOUT_S: Final = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class Patience:
@@ -19,8 +22,8 @@ class Patience:
                         0: it is not tried again
     """
 
-    recovery_timeout_s: float = 60.0
-    overload_timeout_s: float = 30.0
+    recovery_timeout_s: float = RECOVERY_TIMEOUT_S
+    overload_timeout_s: float = OVERLOAD_TIMEOUT_S
 
 
 class Deadline:

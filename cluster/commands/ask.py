@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cluster.commands.command_line import Address, Parameters, fail, run
+from cluster.commands.command_line import DEFAULT_ADDRESS, Address, Parameters, fail, run
 from cluster.errors import InvalidConfig
 
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.")],
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     max_tokens: Annotated[int, typer.Option(min=1, help="Limit on the output, in tokens.")] = 128,
     temperature: Annotated[
         float, typer.Option(min=0.0, help="Sampling temperature; 0 always takes the likeliest token.")
@@ -63,7 +63,7 @@ def generate(
 
 def embed(
     texts: Annotated[list[str], typer.Argument(help="Texts to embed; - reads one text per line of standard input.")],
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     pooling: Annotated[
         Literal["last", "mean", "cls"] | None,
         typer.Option(help="How the tokens' vectors are pooled into one; default: the checkpoint's pooling."),
@@ -109,7 +109,7 @@ def embed(
 
 
 def chat(
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     system: Annotated[str, typer.Option(help="System message at the start of the conversation; default: none.")] = "",
     param: Parameters = None,
     history: Annotated[

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
 
 from cluster.config import ClusterConfig, load_cluster_config
 from cluster.errors import ClusterError, InvalidConfig
+from cluster.settings.ingress import IngressConfig
 
 ConfigFile = Annotated[
     Path | None,
@@ -36,6 +37,8 @@ Address = Annotated[
         help="gRPC address of an ingress, as host:port; or several addresses, separated by commas, to try in turn.",
     ),
 ]
+_DEFAULT_INGRESS: Final = IngressConfig()
+DEFAULT_ADDRESS: Final = f"{_DEFAULT_INGRESS.host}:{_DEFAULT_INGRESS.port}"
 Parameters = Annotated[
     list[str] | None,
     typer.Option(

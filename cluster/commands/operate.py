@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cluster.commands.command_line import Address, Timeout, Wait, WaitTimeout, fail, run
+from cluster.commands.command_line import DEFAULT_ADDRESS, Address, Timeout, Wait, WaitTimeout, fail, run
 from cluster.errors import InvalidConfig
 from cluster.routing.engine_connection import EngineRole
 
 
 def status(
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Refresh the status on the screen until Ctrl-C.")
     ] = False,
@@ -38,7 +38,7 @@ def status(
 
 
 def scale(
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     prefill: Annotated[int | None, typer.Option(min=0, help="New number of prefill engines.")] = None,
     decode: Annotated[int | None, typer.Option(min=0, help="New number of decode engines.")] = None,
     both: Annotated[int | None, typer.Option(min=0, help="New number of engines that prefill and decode.")] = None,
@@ -60,7 +60,7 @@ def scale(
 
 def drain(
     engine: Annotated[str | None, typer.Argument(help="Name of the engine, as `raypd status` shows it.")] = None,
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     node: Annotated[
         str | None,
         typer.Option(
@@ -105,7 +105,7 @@ def update(
             help="Directory of the new checkpoint, in Hugging Face format; it has to be at this path on every node."
         ),
     ],
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     wait: Wait = False,
     wait_timeout_s: WaitTimeout = 600.0,
     timeout_s: Timeout = 10.0,
@@ -129,7 +129,7 @@ def load_adapter(
     directory: Annotated[
         Path, typer.Argument(help="Directory of the adapter in PEFT format; it has to be at this path on every node.")
     ],
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     timeout_s: Timeout = 60.0,
 ) -> None:
     """Load a LoRA adapter into a running cluster, or new weights under a known name.
@@ -144,7 +144,7 @@ def load_adapter(
 
 def unload_adapter(
     name: Annotated[str, typer.Argument(help="Name of the adapter.")],
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     timeout_s: Timeout = 10.0,
 ) -> None:
     """Unload a LoRA adapter.
@@ -160,7 +160,7 @@ def unload_adapter(
 def set_role(
     engine: Annotated[str, typer.Argument(help="Name of the engine, as `raypd status` shows it.")],
     role: Annotated[EngineRole, typer.Argument(help="The engine's new role.")],
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     timeout_s: Timeout = 10.0,
 ) -> None:
     """Change the role of an engine without restarting it.
@@ -178,7 +178,7 @@ def reset_prefix_cache(
     engine: Annotated[
         str, typer.Argument(help="Name of the engine, as `raypd status` shows it; default: all engines.")
     ] = "",
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     preempt: Annotated[
         bool,
         typer.Option(
@@ -197,7 +197,7 @@ def reset_prefix_cache(
 
 def profile(
     engine: Annotated[str, typer.Argument(help="Name of the engine, as `raypd status` shows it.")],
-    address: Address = "127.0.0.1:50051",
+    address: Address = DEFAULT_ADDRESS,
     duration_s: Annotated[
         float, typer.Option("--seconds", min=0.01, max=60.0, help="Seconds that the profiler runs.")
     ] = 5.0,
@@ -219,7 +219,7 @@ def profile(
     run(lambda: asyncio.run(ask(address, Console(), engine, duration_s, trace=trace, timeout_s=timeout_s)))
 
 
-def rotate_secret(address: Address = "127.0.0.1:50051", timeout_s: Timeout = 30.0) -> None:
+def rotate_secret(address: Address = DEFAULT_ADDRESS, timeout_s: Timeout = 30.0) -> None:
     """Replace the secret by which engines and ingresses authenticate each other.
 
     No request is interrupted. Every process accepts the old secret as well

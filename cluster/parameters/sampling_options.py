@@ -3,7 +3,7 @@
 A field of SamplingOptions has the parameter's name, its type, and the ranges outside of which it is refused, with the
 words for the client. What follows from it:
 
-    gRPC     the fields of raypd.v1.SamplingParams are read by these names (api/grpc/conversions/generation.py)
+    gRPC     the fields of raypd.v1.SamplingParams are read by these names (api/grpc/conversions/generate.py)
     HTTP     the bodies' models get a field for each (api/http/requests.py), by vLLM's name, which is the same
     client   the keywords of its methods (client/sampling_keywords.py, which `make client` writes)
     checks   check_sampling()

@@ -9,6 +9,8 @@ from itertools import count
 from actors.core.outputs.engine_core_outputs import RequestTimings
 from actors.core.requests.request import EngineCoreRequest, RequestStatus, StatusChange
 from actors.engine_profile import EngineProfile
+from cluster.access.access_control import AccessControl
+from cluster.access.server_tls import ServerTls
 from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.errors import (
     AdapterNotFound,
@@ -224,6 +226,14 @@ class FakeAdmin:
             raise UnknownEngine(engine_id, ["d0"])
 
 
+def grpc_settings(
+    access: AccessControl | None = None, tls: ServerTls | None = None, **settings: float | None
+) -> GrpcServerSettings:
+    """The settings of an ingress on a free port, with these beside the defaults."""
+    config = IngressConfig.model_validate({"port": 0} | settings)
+    return GrpcServerSettings(config, access or AccessControl(), tls)
+
+
 def make_ingress_server(
     serving: Serving, *, port: int = 0, admin: FakeAdmin | None = None, settings: GrpcServerSettings | None = None
 ) -> IngressServer:
@@ -233,4 +243,4 @@ def make_ingress_server(
         requests = serving.requests_in_flight()
         return ClusterView("test", time.time(), 7, (), requests, ControllerView(error="no controller"))
 
-    return IngressServer(serving, view, admin or FakeAdmin(), settings or GrpcServerSettings(port=port))
+    return IngressServer(serving, view, admin or FakeAdmin(), settings or grpc_settings(port=port))

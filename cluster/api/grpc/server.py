@@ -44,10 +44,10 @@ from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.errors import AddressUnavailable, InvalidConfig
 from cluster.observability.status import ClusterView
 from cluster.requests.serving import Serving
+from cluster.settings.ingress import IngressConfig
 
 logger = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """The largest message, in both directions. A prompt of a million token ids has about 3 MB."""
 SERVICES: Final = (
     generate_pb2.DESCRIPTOR.services_by_name["GenerateService"].full_name,
@@ -97,19 +97,11 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class GrpcServerSettings:
-    """The settings of a gRPC server: addresses, access, TLS and limits.
+    """The settings of a gRPC server, with the tokens and certificates from the files that they name."""
 
-    port:       0 takes a free one
-    admin_port: a port of its own for AdminService, 0 takes a free one; None: AdminService is on `port` too
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    admin_port: int | None = None
+    config: IngressConfig
     access: AccessControl = field(default_factory=AccessControl)
     tls: ServerTls | None = None
-    max_message_bytes: int = MAX_MESSAGE_BYTES
-    slow_reader_timeout_s: float = 60.0
 
 
 class IngressServer:
@@ -120,12 +112,12 @@ class IngressServer:
         serving: Serving,
         view: Callable[[], Awaitable[ClusterView]],
         admin: ClusterAdmin,
-        settings: GrpcServerSettings | None = None,
+        settings: GrpcServerSettings,
     ) -> None:
         """Keep what the services use. view: makes a view of the cluster as it is now; admin: the controller"""
         self._serving = serving
         self._admin_service = AdminService(view, admin)
-        self._settings = settings or GrpcServerSettings()
+        self._settings = settings
         self.admin_port: int | None = None
         """The port of AdminService once the server has started, if AdminService has a port of its own."""
 
@@ -134,15 +126,15 @@ class IngressServer:
         # These objects belong to the running event loop, so they cannot be made earlier.
         self._health = IngressHealth()
         self._in_progress = CallsInProgress()
-        self._slow_readers = SlowReaders(self._settings.slow_reader_timeout_s)
+        self._slow_readers = SlowReaders(self._settings.config.slow_reader_timeout_s)
         settings = self._settings
         server = self._make_main_server()
         self._servers = [server]
-        port = self._port = self._listen(server, settings.port)
-        if settings.admin_port is not None:
+        port = self._port = self._listen(server, settings.config.port)
+        if settings.config.admin_port is not None:
             admin_server = self._make_server()
             admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, admin_server)
-            self.admin_port = self._listen(admin_server, settings.admin_port)
+            self.admin_port = self._listen(admin_server, settings.config.admin_port)
             self._servers.append(admin_server)
         for each in self._servers:
             await each.start()
@@ -207,13 +199,15 @@ class IngressServer:
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), server)
         embed_pb2_grpc.add_EmbedServiceServicer_to_server(EmbedService(self._serving), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), server)
-        if self._settings.admin_port is None:
+        if self._settings.config.admin_port is None:
             admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, server)
         return server
 
     def _make_server(self) -> grpc.aio.Server:
         settings = self._settings
-        sizes = tuple((f"grpc.max_{way}_message_length", settings.max_message_bytes) for way in ("receive", "send"))
+        sizes = tuple(
+            (f"grpc.max_{way}_message_length", settings.config.max_message_bytes) for way in ("receive", "send")
+        )
         interceptor = CallInterceptor(settings.access, self._in_progress, self._slow_readers)
         server = grpc.aio.server(options=(*_OPTIONS, *sizes), interceptors=[interceptor])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -221,7 +215,7 @@ class IngressServer:
         return server
 
     def _listen(self, server: grpc.aio.Server, port: int) -> int:
-        address, tls = f"{self._settings.host}:{port}", self._settings.tls
+        address, tls = f"{self._settings.config.host}:{port}", self._settings.tls
         try:
             if tls is None:
                 return server.add_insecure_port(address)

@@ -136,7 +136,7 @@ class HttpHandlers:
         serving: Serving,
         view: Callable[[], Awaitable[ClusterView]],
         config: HttpConfig,
-        slow_reader_timeout_s: float = 60.0,
+        slow_reader_timeout_s: float,
     ) -> None:
         """Keep what the handlers use.
 

@@ -45,10 +45,10 @@ class HttpServer:
         serving: Serving,
         view: Callable[[], Awaitable[ClusterView]],
         config: HttpConfig,
+        slow_reader_timeout_s: float,
         host: str = "127.0.0.1",
         access: AccessControl | None = None,
         tls: ssl.SSLContext | None = None,
-        slow_reader_timeout_s: float = 60.0,
         allowed_hosts: Sequence[str] | None = None,
     ) -> None:
         """Make the application; start() listens.

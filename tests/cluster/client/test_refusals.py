@@ -17,11 +17,10 @@ import yaml
 
 from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token, make_token
-from cluster.api.grpc.server import GrpcServerSettings
 from cluster.client import CallFailed, Credentials, GenerateClient
 from cluster.client.retry_limits import Patience
 from tests.cluster.client.scripted_ingress import ScriptedIngress
-from tests.cluster.serving_setup import make_ingress_server, make_pair
+from tests.cluster.serving_setup import grpc_settings, make_ingress_server, make_pair
 
 NOBODY = "127.0.0.1:1"
 _TIMEOUT_S = 10.0
@@ -59,7 +58,7 @@ async def test_a_call_that_reads_is_made_again_when_a_full_ingress_said(tmp_path
     secret = make_token()
     entry = {"name": "t", "sha256": hash_token(secret), "requests_per_s": 5, "burst_s": 0.2}
     (tmp_path / "tokens").write_text(yaml.safe_dump({"tokens": [entry]}))
-    settings = GrpcServerSettings(access=AccessControl(Tokens(tmp_path / "tokens")))
+    settings = grpc_settings(access=AccessControl(Tokens(tmp_path / "tokens")))
     server = make_ingress_server(make_pair().serving, settings=settings)
     address, credentials = f"127.0.0.1:{await server.start()}", Credentials(secret)
     async with GenerateClient(address, credentials=credentials) as client:

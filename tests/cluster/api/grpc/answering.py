@@ -13,11 +13,10 @@ from google.protobuf.message_factory import GetMessageClass
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest, FinishReason
-from cluster.api.grpc.server import GrpcServerSettings
 from cluster.api.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineRole
-from tests.cluster.serving_setup import make_ingress_server, make_serving
+from tests.cluster.serving_setup import grpc_settings, make_ingress_server, make_serving
 from tests.fakes import FakeEngine
 
 MAX_MESSAGE_BYTES = 16 * 2**20
@@ -49,7 +48,7 @@ async def answering_ingress() -> AsyncIterator[tuple[grpc.aio.Channel, Serving, 
     """A channel to it, and what is behind it."""
     engine = AnsweringEngine()
     serving = make_serving(engine)
-    server = make_ingress_server(serving, settings=GrpcServerSettings(max_message_bytes=MAX_MESSAGE_BYTES))
+    server = make_ingress_server(serving, settings=grpc_settings(max_message_bytes=MAX_MESSAGE_BYTES))
     port = await server.start()
     options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:

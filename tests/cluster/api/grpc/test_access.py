@@ -37,7 +37,7 @@ from cluster.requests.serving import Serving
 from cluster.settings.ingress import IngressConfig
 from tests.cluster.access.certificates import Authority
 from tests.cluster.access.test_allowance import Clock
-from tests.cluster.serving_setup import make_ingress_server, make_pair
+from tests.cluster.serving_setup import grpc_settings, make_ingress_server, make_pair
 
 ALICE, OPS = make_token(), make_token()
 
@@ -82,7 +82,7 @@ async def failure_of(call: Any) -> grpc.aio.AioRpcError:
 
 
 async def test_every_service_asks_for_a_token_but_health_and_reflection(tmp_path: Path) -> None:
-    async with started(GrpcServerSettings(access=access(tmp_path / "tokens"))) as (address, _):
+    async with started(grpc_settings(access=access(tmp_path / "tokens"))) as (address, _):
         assert await ask_model(address, Credentials(ALICE)) == "tiny"
         for credentials in (None, Credentials(make_token())):
             for call in (ask_model(address, credentials), ask_status(address, credentials)):
@@ -101,7 +101,7 @@ async def test_every_service_asks_for_a_token_but_health_and_reflection(tmp_path
 
 
 async def test_only_tokens_of_administrators_administer(tmp_path: Path) -> None:
-    async with started(GrpcServerSettings(access=access(tmp_path / "tokens"))) as (address, _):
+    async with started(grpc_settings(access=access(tmp_path / "tokens"))) as (address, _):
         error = await failure_of(ask_status(address, Credentials(ALICE)))
         assert error.code() is grpc.StatusCode.PERMISSION_DENIED
         assert "token 'alice' may not use AdminService" in (error.details() or "")
@@ -110,7 +110,7 @@ async def test_only_tokens_of_administrators_administer(tmp_path: Path) -> None:
 
 async def test_a_stream_is_its_tokens(tmp_path: Path) -> None:
     pair = make_pair()
-    settings = GrpcServerSettings(access=access(tmp_path / "tokens"))
+    settings = grpc_settings(access=access(tmp_path / "tokens"))
     async with started(settings, pair.serving) as (address, _), open_channel(address, Credentials(ALICE)) as channel:
         stub = generate_pb2_grpc.GenerateServiceStub(channel)
         call = stub.Generate(generate_pb2.GenerateRequest(text="hello", cache_salt="s"))
@@ -128,7 +128,7 @@ async def test_a_stream_is_its_tokens(tmp_path: Path) -> None:
 
 
 async def test_a_priority_above_the_ceiling_is_denied(tmp_path: Path) -> None:
-    settings = GrpcServerSettings(access=access(tmp_path / "tokens"))
+    settings = grpc_settings(access=access(tmp_path / "tokens"))
     async with started(settings) as (address, _), open_channel(address, Credentials(ALICE)) as channel:
         stub = generate_pb2_grpc.GenerateServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError, match="priority is -1") as raised:
@@ -137,7 +137,7 @@ async def test_a_priority_above_the_ceiling_is_denied(tmp_path: Path) -> None:
 
 
 async def test_administration_can_have_a_port_of_its_own() -> None:
-    async with started(GrpcServerSettings(admin_port=0)) as (address, server):
+    async with started(grpc_settings(admin_port=0)) as (address, server):
         error = await failure_of(ask_status(address))
         assert error.code() is grpc.StatusCode.UNIMPLEMENTED
         admin_address = f"127.0.0.1:{server.admin_port}"
@@ -150,7 +150,7 @@ async def test_certificates_are_used_anew_when_they_change(tmp_path: Path) -> No
     files = old.certify("server")
     clock = Clock()
     tls = ServerTls(TlsConfig(certificate=files.certificate, key=files.key), clock)
-    async with started(GrpcServerSettings(tls=tls)) as (address, _):
+    async with started(grpc_settings(tls=tls)) as (address, _):
         assert await ask_model(address, Credentials(ca=old.root)) == "tiny"
         assert (await failure_of(ask_model(address))).code() is grpc.StatusCode.UNAVAILABLE, "plain text"
 
@@ -168,7 +168,7 @@ async def test_mutual_tls_asks_for_a_certificate_of_the_right_authority(tmp_path
     authority, other = Authority(tmp_path, "root"), Authority(tmp_path, "other")
     server, client, stranger = authority.certify("server"), authority.certify("client"), other.certify("stranger")
     tls = ServerTls(TlsConfig(certificate=server.certificate, key=server.key, client_ca=authority.root))
-    async with started(GrpcServerSettings(tls=tls)) as (address, _):
+    async with started(grpc_settings(tls=tls)) as (address, _):
         known = Credentials(ca=authority.root, certificate=client.certificate, key=client.key)
         assert await ask_model(address, known) == "tiny"
         for refused in (
@@ -224,7 +224,7 @@ def test_a_client_does_not_show_its_token_to_the_network() -> None:
 
 
 async def test_a_message_that_cannot_be_read_is_the_clients_mistake() -> None:
-    async with started(GrpcServerSettings()) as (address, _), grpc.aio.insecure_channel(address) as channel:
+    async with started(grpc_settings()) as (address, _), grpc.aio.insecure_channel(address) as channel:
         for method in ("GenerateService/Generate", "ModelService/GetModel", "AdminService/Drain"):
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/raypd.v1.{method}")
             error = await failure_of(call(b"\x0a\x02\xff\xfe", timeout=10))

@@ -19,7 +19,7 @@ from cluster.api.protos.raypd.v1 import admin_pb2, generate_pb2, generate_pb2_gr
 from cluster.client import CallFailed, GenerateClient
 from cluster.errors import AddressUnavailable, InvalidConfig
 from tests.cluster.api.grpc.answering import AnsweringEngine
-from tests.cluster.serving_setup import Pair, make_ingress_server, make_pair, make_serving
+from tests.cluster.serving_setup import Pair, grpc_settings, make_ingress_server, make_pair, make_serving
 
 READY = grpc.ChannelConnectivity.READY
 
@@ -96,7 +96,7 @@ async def test_new_connections_are_told_why_they_are_refused_until_the_last_stre
 
 @pytest.mark.parametrize("admin_port", [None, 0])
 async def test_an_administrator_sees_it_drain(admin_port: int | None) -> None:
-    async with _draining(GrpcServerSettings(admin_port=admin_port)) as draining:
+    async with _draining(grpc_settings(admin_port=admin_port)) as draining:
         own = draining.server.admin_port
         async with GenerateClient(draining.address if own is None else f"127.0.0.1:{own}") as client:
             status: admin_pb2.GetStatusResponse | None = None

@@ -15,7 +15,6 @@ import pytest
 from google.protobuf.message import Message
 
 from cluster.access.access_control import AccessControl
-from cluster.api.grpc.server import GrpcServerSettings
 from cluster.api.grpc.wire import MAX_ENTRIES, MAX_NUMBERS, check_entries
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.errors import InvalidRequest
@@ -24,6 +23,7 @@ from tests.attacks.target import Target
 from tests.attacks.wire import empties, inside
 from tests.cluster.api.grpc.answering import methods
 from tests.cluster.api.grpc.test_access import ALICE, access, started
+from tests.cluster.serving_setup import grpc_settings
 
 GENERATE_METHOD = next(method for method in methods() if method.name == "Generate")
 GENERATE = "/raypd.v1.GenerateService/Generate"
@@ -43,7 +43,7 @@ async def taken_of_an_endless_message(address: str, path: str, token: str = "") 
 
 @pytest.mark.parametrize("path", [GENERATE, "/raypd.v1.ModelService/Tokenize", "/raypd.v1.AdminService/Drain"])
 async def test_without_a_token_a_call_is_over_before_its_message_is_received(path: str, tmp_path: Path) -> None:
-    async with started(GrpcServerSettings(access=access(tmp_path / "tokens"))) as (address, _):
+    async with started(grpc_settings(access=access(tmp_path / "tokens"))) as (address, _):
         for token in ("", "raypd-wrong"):
             assert await taken_of_an_endless_message(address, path, token) <= 2 * WINDOW
         if "Admin" in path:
@@ -52,7 +52,7 @@ async def test_without_a_token_a_call_is_over_before_its_message_is_received(pat
 
 async def test_who_may_call_is_received_eight_messages_at_once() -> None:
     access_control = AccessControl()
-    async with started(GrpcServerSettings(access=access_control)) as (address, _):
+    async with started(grpc_settings(access=access_control)) as (address, _):
         connection = await Connection.open(Target(int(address.rpartition(":")[2]), 0, "", ""))
         messages = message_head(MIB + 1) + b"\0" * MIB
         taken = await asyncio.gather(
@@ -63,7 +63,7 @@ async def test_who_may_call_is_received_eight_messages_at_once() -> None:
 
 
 async def test_a_health_check_takes_a_short_message_only() -> None:
-    async with started(GrpcServerSettings()) as (address, _), grpc.aio.insecure_channel(address) as channel:
+    async with started(grpc_settings()) as (address, _), grpc.aio.insecure_channel(address) as channel:
         check: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(HEALTH)
         assert await check(b"", timeout=10) == b"\x08\x01"
         with pytest.raises(grpc.aio.AioRpcError) as raised:
@@ -74,7 +74,7 @@ async def test_a_health_check_takes_a_short_message_only() -> None:
 
 async def test_a_compressed_message_is_not_made_larger() -> None:
     text = gzip.compress(inside(generate_pb2.GenerateRequest, "text", b"x" * MIB))
-    async with started(GrpcServerSettings()) as (address, _):
+    async with started(grpc_settings()) as (address, _):
         connection = await Connection.open(Target(int(address.rpartition(":")[2]), 0, "", ""))
         stream = connection.begin(GENERATE, headers=call_headers(GENERATE) + b"\x00\x0dgrpc-encoding\x04gzip")
         connection.write(frame(0, 1, stream, struct.pack(">BI", 1, len(text)) + text))

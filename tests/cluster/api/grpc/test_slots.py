@@ -15,12 +15,12 @@ import pytest
 from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason
 from cluster.access.allowance import Allowance, AllowanceLimits
-from cluster.api.grpc.server import GrpcServerSettings, IngressServer
+from cluster.api.grpc.server import IngressServer
 from cluster.api.protos.raypd.v1 import embed_pb2, embed_pb2_grpc, generate_pb2, generate_pb2_grpc
 from cluster.client.channel import open_channel
 from cluster.client.client_credentials import Credentials
 from tests.cluster.api.grpc.test_access import ALICE, access
-from tests.cluster.serving_setup import Pair, make_ingress_server, make_pair
+from tests.cluster.serving_setup import Pair, grpc_settings, make_ingress_server, make_pair
 from tests.kv_transfer.swallowing_proxy import SwallowingProxy
 
 _TIMEOUT_S = 10.0
@@ -60,7 +60,7 @@ Call = grpc.aio.UnaryStreamCall[generate_pb2.GenerateRequest, generate_pb2.Gener
 async def _slot(tmp_path: Path) -> AsyncIterator[Slot]:
     control = access(tmp_path / "tokens")
     pair = make_pair()
-    server = make_ingress_server(pair.serving, settings=GrpcServerSettings(access=control, slow_reader_timeout_s=0.2))
+    server = make_ingress_server(pair.serving, settings=grpc_settings(access=control, slow_reader_timeout_s=0.2))
     with SwallowingProxy(await server.start()) as proxy:
         async with open_channel(proxy.address, Credentials(ALICE)) as channel:
             allowance = control.authenticate(f"Bearer {ALICE}").allowance

@@ -28,7 +28,8 @@ async def served(directory: Path, **config: float) -> AsyncIterator[tuple[int, s
     files = authority.certify("server")
     tls = ServerTls(TlsConfig(certificate=files.certificate, key=files.key)).ssl_context()
     serving = chat_pair().serving
-    server = HttpServer(serving, view_of(serving), HttpConfig.model_validate({"port": 0, **config}), tls=tls)
+    settings = HttpConfig.model_validate({"port": 0, **config})
+    server = HttpServer(serving, view_of(serving), settings, slow_reader_timeout_s=60.0, tls=tls)
     port = await server.start()
     try:
         yield port, ssl.create_default_context(cafile=authority.root)
