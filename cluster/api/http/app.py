@@ -23,9 +23,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cluster.access.access_control import AccessControl
 from cluster.access.caller import Caller, calling_as
-from cluster.api.http.errors import HttpError, error_of, internal_error, refused
+from cluster.api.http.errors import error_of, internal_error, refused
 from cluster.api.http.receiving.authentication import Authentication, EveryAnswer, caller_of
-from cluster.api.http.receiving.body_budget import BodyBudget, BodyShare
+from cluster.api.http.receiving.body_budget import BodyBudget
+from cluster.api.http.receiving.body_limits import Refused, check_body_headers, receive_body
 from cluster.api.http.receiving.hosts import AllowedHosts, HostCheck
 from cluster.api.http.receiving.reading import BodyT, is_large, read_body
 from cluster.api.http.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER
@@ -72,14 +73,6 @@ class Call:
 Handler: TypeAlias = Callable[[Call], Awaitable[Response]]
 
 
-class Refused(Exception):
-    """A call is refused before its body is parsed."""
-
-    def __init__(self, error: HttpError) -> None:
-        super().__init__(error.detail.message)
-        self.error = error
-
-
 class Endpoint:
     """An ASGI application around one handler. A client that hangs up cancels the handler, which aborts its requests.
 
@@ -122,7 +115,7 @@ class Endpoint:
                 if self._has_body:
                     caller = self._admitted(request, caller)
                 # The bodies of other calls are ignored.
-                body = await self._state.receive(request, share) if self._has_body else []
+                body = await receive_body(request, share, self._state.config) if self._has_body else []
             except ClientDisconnect:
                 return
             except Refused as error:
@@ -146,7 +139,7 @@ class Endpoint:
         """
         if self._state.in_progress.is_closed:
             raise Draining
-        self._state.check_headers(request.headers)
+        check_body_headers(request.headers, self._state.config)
         return replace(caller, allowance=caller.allowance.paid_ahead())
 
     async def _answer(self, call: Call, caller: Caller, receive: Receive, send: Send) -> None:
@@ -180,48 +173,12 @@ class ServerState:
         self.bodies = BodyBudget(config.max_bodies_mib << 20)
         self.reading = asyncio.Lock()
 
-    def check_headers(self, headers: Headers) -> None:
-        """Check the type and the length of a call's body by its headers. Raises Refused."""
-        kind = headers.get("content-type", "")
-        if not _is_json(kind):
-            shown = f"content-type is {kind!r:.100}" if kind else "there is no content-type"
-            message = f"{shown}; send JSON, and the header `content-type: application/json` (curl: -H)"
-            raise Refused(refused(415, message, "unsupported_media_type"))
-        if int(headers.get("content-length", 0)) > self.config.max_body_bytes:
-            raise Refused(self._too_large())
-
-    async def receive(self, request: Request, share: BodyShare) -> list[bytes]:
-        """Receive a call's body; returns the parts in which it came. Raises Refused, Overloaded, ClientDisconnect."""
-        # The parts are joined at the end, because buffers that grow side by side fragment the memory.
-        parts, num_bytes = [], 0
-        try:
-            async with asyncio.timeout(self.config.receive_timeout_s):
-                async for data in request.stream():
-                    num_bytes += len(data)
-                    if num_bytes > self.config.max_body_bytes:
-                        raise Refused(self._too_large())
-                    share.add(len(data))
-                    parts.append(data)
-        except TimeoutError as error:
-            message = f"the body did not come within {self.config.receive_timeout_s:g} s"
-            raise Refused(refused(408, message, "timeout")) from error
-        return parts
-
-    def _too_large(self) -> HttpError:
-        return refused(413, f"the body has more than {self.config.max_body_bytes} bytes", "body_too_large")
-
 
 def _joined(parts: list[bytes]) -> bytes:
     """Join the parts of a body; the list is emptied, so that they are freed."""
     whole = b"".join(parts)
     parts.clear()
     return whole
-
-
-def _is_json(content_type: str) -> bool:
-    """Whether a content type is JSON, or a format based on JSON, with any parameters."""
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 def _timeout_in(headers: Headers) -> float | None:

@@ -1,3 +1,10 @@
+"""One attempt of a request, on engines that the test plays.
+
+Tests of cluster/requests/engine_stream.py.
+"""
+
+
+from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """A call's headers are checked before its body is received.
 
-Tests of cluster/api/http/receiving/authentication.py.
+Tests of cluster/api/http/receiving/authentication.py, cluster/api/http/receiving/body_limits.py.
 """
 
 from __future__ import annotations
