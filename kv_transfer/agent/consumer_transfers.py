@@ -17,8 +17,8 @@ from kv_transfer.handoff.control_messages import Chunk, ChunkSum, Finished
 from kv_transfer.handoff.instructions import Instruction, ReceiveBlocks, ReportReceived, Send
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.checksum import ComparedChunks
-from kv_transfer.links.data_thread import ChunkJob
 from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.links.send_receive_thread import ChunkJob
 from kv_transfer.transports.base import ComputeEvent
 
 

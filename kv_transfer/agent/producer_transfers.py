@@ -28,8 +28,8 @@ from kv_transfer.handoff.instructions import (
     SendBlocks,
 )
 from kv_transfer.handoff.producer_machine import ProducerMachine
-from kv_transfer.links.data_thread import ChunkJob
 from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.links.send_receive_thread import ChunkJob
 from kv_transfer.params import EngineAddress, KVTransferParams
 from kv_transfer.transports.base import ComputeEvent
 

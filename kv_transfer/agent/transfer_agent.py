@@ -40,10 +40,10 @@ from kv_transfer.handoff.control_messages import (
 )
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.control_streams import Control, ControlStream
-from kv_transfer.links.data_thread import ChunkJob
 from kv_transfer.links.link_table import LinkTable, PublishedLinks
 from kv_transfer.links.peer_link import PeerLink
 from kv_transfer.links.refused_messages import RefusedMessages
+from kv_transfer.links.send_receive_thread import ChunkJob
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import ComputeEvent, Transport
 

@@ -16,9 +16,9 @@ from kv_transfer.connector.steps import KVConnectorMetadata, ProducerProgress
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff.control_messages import Cancel, Chunk, ChunkSum, Finished, Ready
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.data_thread import ChunkJob
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.links.send_receive_thread import ChunkJob
 from kv_transfer.transports.base import ComputeEvent
 
 logger = logging.getLogger(__name__)

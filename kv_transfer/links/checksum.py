@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff.control_messages import ChunkSum
-from kv_transfer.links.data_thread import ChunkJob
+from kv_transfer.links.send_receive_thread import ChunkJob
 
 _MAX_WORDS: Final = 65_536
 

@@ -24,10 +24,10 @@ from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello, Refuse
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.checksum import checksum_of
 from kv_transfer.links.control_streams import Control, ControlStream, StreamEvents
-from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.links.link_liveness import Lifeless, LinkLiveness
 from kv_transfer.links.peer_link import LinkState, PeerLink, find_disagreement, find_forgery, find_welcome_mistake
+from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
 from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.transfer_stats import LinkStats
 from kv_transfer.transports.base import DataLink, Transport

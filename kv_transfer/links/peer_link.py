@@ -29,8 +29,8 @@ from kv_transfer.handoff.control_messages import (
 )
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.control_streams import ControlStream
-from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_compatibility import PairingFacts, find_mismatch
+from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
 from kv_transfer.transfer_stats import LinkState
 from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.trust.handshake import Party, Proven

@@ -17,7 +17,7 @@ from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.ranks.rank_control import RankControl
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.links.data_thread import DataThread
+from kv_transfer.links.send_receive_thread import DataThread
 from kv_transfer.params import EngineAddress, PrefixSource
 from tests.checkpoints import make_checkpoint
 from tests.engine_pair import EnginePair, engine_config

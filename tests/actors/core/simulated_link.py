@@ -17,9 +17,9 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.handoff.control_messages import Cancel, Chunk, Finished, Ready
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.control_streams import ControlStream
-from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.peer_link import LinkState, PeerLink
+from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
 from kv_transfer.params import EngineAddress
 from tests.actors.core.builders import BLOCK_SIZE
 

@@ -3,8 +3,8 @@
 Tests of cluster/requests/engine_stream.py.
 """
 
-
 from __future__ import annotations
+
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace

@@ -19,10 +19,10 @@ from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.handoff.control_messages import Cancel, Chunk, ControlMessage, Finished, Ready
 from kv_transfer.links.control_streams import ControlStream
-from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.links.peer_link import LinkState, PeerLink
+from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.transports.loopback import LoopbackTransport
 from tests.kv_transfer.connected_workers import LAYOUT

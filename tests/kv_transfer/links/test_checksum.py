@@ -17,7 +17,7 @@ from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff.control_messages import ChunkSum
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.checksum import ComparedChunks, checksum_of
-from kv_transfer.links.data_thread import ChunkJob
+from kv_transfer.links.send_receive_thread import ChunkJob
 from tests.kv_transfer.connected_workers import LAYOUT, Join, Pair, connected_pair
 from tests.kv_transfer.faulty_transport import Faults
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 from kv_transfer.handoff.control_messages import ControlMessage, Ping
-from kv_transfer.links.data_thread import ChunkJob, DataThread
 from kv_transfer.links.link_liveness import Lifeless, LinkLiveness
 from kv_transfer.links.peer_link import LinkState, PeerLink
+from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.trust.handshake import Proven
 

@@ -10,10 +10,10 @@ import torch
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, ControlMessage, Hello, Refused, Welcome
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.links.data_thread import ChunkJob
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.links.send_receive_thread import ChunkJob
 from kv_transfer.params import EngineAddress
 from kv_transfer.transports.loopback import LoopbackTransport
 from kv_transfer.trust.handshake import Party, Proven

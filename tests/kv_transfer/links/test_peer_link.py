@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Cancel, ControlMessage, Hello
-from kv_transfer.links.data_thread import DataThread
 from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.links.peer_link import LinkState, PeerLink, find_disagreement
+from kv_transfer.links.send_receive_thread import DataThread
 from kv_transfer.transports.loopback import Pipe
 from kv_transfer.trust.handshake import Proven
 from tests.kv_transfer.connected_workers import LAYOUT

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from kv_transfer.errors import LinkLost
-from kv_transfer.links.data_thread import ChunkJob, DataThread
+from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
 from kv_transfer.transports.base import DataLink
 from kv_transfer.transports.link_opening import Opening
 from kv_transfer.transports.shared_pool import allocate_shared_pool

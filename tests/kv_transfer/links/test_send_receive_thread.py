@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from kv_transfer.errors import ChunkTimeout
-from kv_transfer.links.data_thread import ChunkJob, DataThread
+from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
 from kv_transfer.transports.base import ComputeEvent
 
 _TIMEOUT_S = 10.0
