@@ -1,1 +1,1 @@
-"""What runs inside an engine: the scheduler core, model execution, the engine actor."""
+"""The code of an engine: scheduler, model, workers, ranks, and the processes that they run in."""

@@ -15,11 +15,11 @@ class _Settings(BaseModel):
 
 
 class ModelConfig(_Settings):
-    """Which model, and how it is loaded."""
+    """The model of an engine, and how it is loaded."""
 
     model: str = Field(description="Directory of the checkpoint, in Hugging Face format.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of weights and KV; auto takes the checkpoint's own."
+        "auto", description="Data type of weights and KV; auto takes the checkpoint's."
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Device of the model; auto takes a GPU if there is one."
@@ -33,15 +33,15 @@ class ModelConfig(_Settings):
     )
     generation_config: Literal["auto", "ignore"] = Field(
         "auto",
-        description="auto: requests that do not name temperature, top_k, top_p, min_p, repetition_penalty or "
-        "max_tokens get what the checkpoint's generation_config.json says; ignore: raypd's own defaults.",
+        description="Defaults of requests that do not name temperature, top_k, top_p, min_p, repetition_penalty or "
+        "max_tokens. auto: the values in the checkpoint's generation_config.json; ignore: raypd's own defaults.",
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
-    seed: int = Field(0, description="Seed of random weights; sampling seeds belong to requests.")
+    seed: int = Field(0, description="Seed of random weights; requests have sampling seeds of their own.")
 
 
 class CacheConfig(_Settings):
-    """The KV cache. Of num_blocks, kv_cache_memory_gib and memory_fraction the first that is given decides."""
+    """The KV cache. The first given one of num_blocks, kv_cache_memory_gib and memory_fraction decides its size."""
 
     block_size: int = Field(16, ge=1, le=1024, description="Tokens in a block.")
     num_blocks: int | None = Field(None, ge=1, description="Number of blocks, for tests and experiments.")
@@ -52,9 +52,8 @@ class CacheConfig(_Settings):
         0.25,
         gt=0,
         le=0.95,
-        description="Part of the device's free memory, after a profiling run of the largest batch, for the KV "
-        "cache. Engines that start "
-        "together on one host see the same free memory: their fractions must add up to less than 1.",
+        description="Part of the device's free memory for the KV cache, measured after a run of the largest batch. "
+        "Engines that start together on one host see the same free memory: their fractions must add up to less than 1.",
     )
     enable_prefix_caching: bool = Field(
         True,
@@ -62,43 +61,45 @@ class CacheConfig(_Settings):
     )
     enable_kv_events: bool = Field(
         False,
-        description="Tell which blocks the prefix cache stores and forgets. The newest 16384 events, 16 MiB at "
-        "most, are kept until they are read; a gap in their numbers tells a reader that older ones were dropped.",
+        description="Record which blocks the prefix cache stores and removes. The newest 16384 events, 16 MiB at most, "
+        "are kept until they are read; a gap in their numbers tells a reader that older events were dropped.",
     )
 
 
 class SpeculativeConfig(_Settings):
-    """Guessing a request's next tokens, so that one forward checks several. Tokens are the same with it and without."""
+    """Speculative decoding: next tokens are guessed, and one forward checks them all. The output does not change."""
 
     method: Literal["ngram", "draft_model"] = Field(
         "ngram",
-        description="ngram: what followed the last time the same tokens came, in prompt or output. draft_model: what a "
-        "smaller model says.",
+        description="ngram guesses the tokens that followed when the same tokens last came in the prompt or output. "
+        "draft_model guesses the tokens that a smaller model generates.",
     )
-    num_tokens: int = Field(5, ge=1, le=32, description="Tokens guessed for a request at a time at most.")
+    num_tokens: int = Field(5, ge=1, le=32, description="Most tokens that are guessed for a request in one step.")
     max_step_tokens: int = Field(
         32,
         ge=1,
-        description="Tokens guessed for all running requests together, shared evenly: the more run, the fewer each "
-        "gets, and with more requests than this nothing is guessed.",
+        description="Most tokens that are guessed in one step for all running requests together, shared evenly. With "
+        "more running requests than this no tokens are guessed.",
     )
     min_acceptance: float = Field(
         0.3,
         gt=0,
         lt=1,
-        description="How likely a guess must be right to be made, as the request's guesses have fared so far. With "
-        "one request running; from there it rises, to certainty with max_step_tokens of them.",
+        description="Lowest probability of being right, estimated from the request's earlier guesses, at which a token "
+        "is guessed while few requests run. It rises with their number, to 1 for max_step_tokens running requests.",
     )
-    prompt_lookup_min: int = Field(2, ge=1, le=16, description="ngram: the fewest equal tokens that count as a match.")
-    prompt_lookup_max: int = Field(4, ge=1, le=16, description="ngram: the most that are looked for; these go first.")
+    prompt_lookup_min: int = Field(2, ge=1, le=16, description="ngram: fewest equal tokens that count as a match.")
+    prompt_lookup_max: int = Field(
+        4, ge=1, le=16, description="ngram: most equal tokens that are looked for; the longest match is used."
+    )
     model: str | None = Field(
         None, description="draft_model: directory of a smaller checkpoint with the same vocabulary."
     )
     cache_tokens: int = Field(
         16384,
         ge=64,
-        description="draft_model: tokens whose KV the smaller model keeps; where they do not suffice, who guessed "
-        "longest ago starts over.",
+        description="draft_model: tokens whose KV the smaller model keeps. When they do not suffice, the request whose "
+        "tokens were guessed longest ago loses its KV there.",
     )
 
     @model_validator(mode="after")
@@ -120,13 +121,13 @@ class SpeculativeConfig(_Settings):
 
 
 class GrammarConfig(_Settings):
-    """How the grammars of structured output are compiled: in processes beside the engine, which can be ended."""
+    """The compilation of structured output's grammars, in processes beside the engine that can be killed."""
 
     num_compilers: int = Field(
-        1, ge=1, le=16, description="Processes that compile; each starts when it is first needed, and takes 300 MB."
+        1, ge=1, le=16, description="Processes that compile grammars; each starts when first needed, and takes 300 MB."
     )
     compile_timeout_s: float = Field(10.0, gt=0, description="Seconds that compiling one grammar may take.")
-    compile_memory_mib: int = Field(1024, ge=64, description="Memory that compiling may take, in MiB.")
+    compile_memory_mib: int = Field(1024, ge=64, description="Memory that compiling one grammar may take, in MiB.")
     max_compiled_mib: int = Field(64, ge=1, description="Largest compiled grammar, in MiB.")
     cache_mib: int = Field(
         256, ge=0, description="Memory for compiled grammars that are kept for later requests, in MiB."
@@ -134,14 +135,13 @@ class GrammarConfig(_Settings):
     max_matching_ms_per_token: float = Field(
         20.0,
         gt=0,
-        description="A request ends if following its grammar holds the engine up for longer than this per token, and "
-        "two seconds: ambiguous grammars get slower with every token.",
+        description="A request ends with an error when matching its output against its grammar has taken more than two "
+        "seconds plus this time per token: ambiguous grammars get slower with every token.",
     )
     max_whitespace: int = Field(
         64,
         ge=1,
-        description="JSON: characters of whitespace between two tokens at most, so that no model writes whitespace "
-        "only.",
+        description="JSON: most characters of whitespace in a row, so that a model cannot write whitespace for ever.",
     )
 
 
@@ -152,64 +152,64 @@ class SchedulerConfig(_Settings):
     max_num_batched_tokens: int = Field(512, ge=1, description="Token budget: how many tokens one step computes.")
     enable_chunked_prefill: bool = Field(True, description="Cut prompts into chunks that fit the token budget.")
     long_prefill_token_threshold: int = Field(
-        0, ge=0, description="While others wait, a prompt gets at most so many tokens of a step; 0: no such limit."
+        0, ge=0, description="Most tokens of one prompt in a step while other requests wait; 0: no such limit."
     )
     policy: Literal["fcfs", "priority"] = Field(
         "fcfs",
-        description="Which waiting request comes next: fcfs, the one that came first; priority, the one with the "
-        "lowest number as its priority.",
+        description="Order of waiting requests. fcfs: the request that came first is next; priority: the request with "
+        "the lowest priority number is next.",
     )
     priority_ageing_s: float | None = Field(
-        None, gt=0, description="With policy priority: seconds of waiting that lift a request by one level."
+        None, gt=0, description="With policy priority: seconds of waiting that raise a request by one priority level."
     )
     fairness: Literal["none", "ingress", "tenant"] = Field(
         "ingress",
-        description="Who shares what is served, while requests wait: the ingresses that they came through; or tenants, "
-        "and the ingresses within each; none: first come, first served, whoever comes.",
+        description="Sharing of the engine while requests wait. ingress: the ingresses that requests came through get "
+        "equal shares; tenant: tenants get shares, and ingresses within each tenant; none: policy alone decides.",
     )
     tenant_weights: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict, description="Share of each tenant; tenants that are not named have 1."
+        default_factory=dict, description="Weight of each tenant's share; tenants that are not named have 1."
     )
     max_num_encoder_input_tokens: int = Field(
-        2048, ge=0, description="Image embeddings that the encoder makes in one step."
+        2048, ge=0, description="Most image embeddings that the encoder makes in one step."
     )
-    encoder_cache_size: int = Field(2048, ge=0, description="Image embeddings that an engine keeps.")
+    encoder_cache_size: int = Field(2048, ge=0, description="Most image embeddings that an engine keeps.")
     encode_timeout_s: float = Field(
         5.0,
         gt=0,
         description="How long an encode engine has for an image, in seconds; then the engine that prefills encodes "
         "the image.",
     )
-    max_loras: int = Field(4, ge=1, le=64, description="LoRA adapters in one batch; requests for others wait.")
+    max_loras: int = Field(4, ge=1, le=64, description="Most LoRA adapters in one batch; requests for others wait.")
     max_lora_wait_s: float = Field(
         5.0,
         ge=0,
-        description="How long an adapter may be without a slot of the batch while requests wait for it; then requests "
-        "of the adapter that has had one longest wait until the slot has been given over.",
+        description="Seconds that requests may wait because their adapter has no slot in the batch. Then the adapter "
+        "that has had a slot longest admits no further requests, and its slot is free when its running ones end.",
     )
     grammar_timeout_s: float = Field(
-        30.0, gt=0, description="How long a request waits for its grammar: for a compiler, and for the compiling."
+        30.0, gt=0, description="Seconds that a request waits for a free compiler and for its grammar."
     )
     grammar: GrammarConfig = Field(
         GrammarConfig(),
-        description="How the grammars of structured output are compiled, in processes beside the engine.",
+        description="Compilation of structured output's grammars, in processes beside the engine.",
     )
     speculative: SpeculativeConfig | None = Field(
-        None, description="Guess tokens ahead, in engines that generate; default: do not."
+        None, description="Speculative decoding, in engines that generate; default: none."
     )
     max_prompt_logprobs_per_step: int = Field(
         256,
         ge=1,
-        description="Prompt tokens in a step whose requests want log-probabilities of them: each takes logits of the "
-        "whole vocabulary. Such prompts are cut to it.",
+        description="Most prompt tokens in a step for which log-probabilities are computed; each takes logits of the "
+        "whole vocabulary. Prompts with prompt_logprobs are cut into chunks that fit.",
     )
     num_lookahead_tokens: int = Field(
-        0, ge=0, description="Slots that a running request has beyond its step, for a drafter that writes there."
+        0, ge=0, description="Slots that a running request has beyond its step's tokens, for a drafter to write."
     )
     overlap: bool | None = Field(
         None,
-        description="Schedule a step while the one before it runs. Tokens are the same either way. Default: where the "
-        "device runs by itself, that is on a GPU.",
+        description="Schedule a step while the one before it runs; the output does not change. Default: true on a "
+        "GPU, false on a CPU.",
     )
     watermark: float = Field(
         0.01, ge=0, lt=1, description="Part of the blocks kept free when a new request is admitted beside running ones."
@@ -230,10 +230,10 @@ class ParallelConfig(_Settings):
 
     tensor_parallel_size: int = Field(1, ge=1, le=8, description="Ranks that share one engine's model, one GPU each.")
     rank_timeout_s: float = Field(
-        10.0, gt=0, description="How long a rank waits for another within a step, before the engine counts as broken."
+        10.0, gt=0, description="Seconds that a rank waits for another within a step before the engine fails."
     )
     rank_start_timeout_s: float = Field(
-        300.0, gt=0, description="How long ranks wait for each other while an engine loads its model."
+        300.0, gt=0, description="Seconds that ranks wait for each other while an engine starts."
     )
     num_threads: int = Field(
         0, ge=0, description="CPU threads for the tensor operations of each rank; 0: torch's default."
@@ -241,7 +241,7 @@ class ParallelConfig(_Settings):
 
 
 class EngineConfig(_Settings):
-    """Everything that one engine needs to know."""
+    """All settings of one engine."""
 
     model: ModelConfig
     cache: CacheConfig = CacheConfig()

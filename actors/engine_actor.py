@@ -1,7 +1,7 @@
-"""The Ray actor around one engine. Ray gives it a place and a life; requests and KV never pass through Ray.
+"""The Ray actor around one engine. Ray places, starts and ends its process; requests and KV never pass through Ray.
 
 Methods that must answer while the engine is busy run in the concurrency group "control", which has a thread and an
-event loop of its own; what belongs to the main loop (the gRPC server) is only touched from there.
+event loop of its own; only the main event loop touches the gRPC server.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kv_transfer.trust.membership import Trust, TrustMaterial
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """What a started engine tells the controller.
+    """The report of a started engine to the controller.
 
-    address:      host:port of its gRPC server
-    node_id:      Ray's
-    node_address: the node's, as the other nodes reach it
+    address:      host:port of the engine's gRPC server
+    node_id:      Ray's id of the engine's node
+    node_address: address of this node, by which the other nodes reach it
     """
 
     address: str
@@ -40,15 +40,15 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """A look at a running engine from outside its threads.
+    """The state of a running engine, read without waiting for its threads.
 
-    stats: up to half a second old while it works
-    seconds_in_step: how long its present step has taken; 0 while it has nothing to do
-    is_idle: whether no request was there, at this very moment
-    error: why the engine thread died, if it did
-    is_asked_to_end: whether its process has got a SIGTERM
-    trust_generation: which of the cluster's secrets it and its ranks accept (TrustMaterial.generation)
-    loop_busy_s: for how long the event loop of its gRPC server has been busy with one thing; 0 while it answers
+    stats: a snapshot, at most half a second old while the engine steps
+    seconds_in_step: how long the present step has taken; 0 while the engine has nothing to do
+    is_idle: whether the engine had no request when this was read
+    error: why the engine thread died; None while it lives
+    is_asked_to_end: whether the engine's process has got a SIGTERM
+    trust_generation: generation of the secrets that the engine and all its ranks accept (TrustMaterial.generation)
+    loop_busy_s: how long the event loop of the gRPC server has been busy with one callback; 0 while it answers
     """
 
     stats: SchedulerStats
@@ -64,7 +64,7 @@ class EngineActor:
     """One prefill, decode or combined engine."""
 
     def __init__(self, config: EngineConfig, engine_id: str, incarnation: int, resources: RankResources) -> None:
-        """resources: for the engine's further tensor-parallel ranks; this actor is the first, and has the same."""
+        """resources: of each further tensor-parallel rank; this actor is rank 0, and has the same resources."""
         write_log_lines()
         # Imported here: the driver and the controller handle this class without loading torch.
         with no_collection():
@@ -78,16 +78,16 @@ class EngineActor:
 
     @ray.method(concurrency_group="control")
     async def use_trust(self, material: TrustMaterial) -> int:
-        """Accept these secrets from now on; returns which generation it and its ranks have. Comes before start().
+        """Accept these secrets from now on; the first call comes before start().
 
-        Raises SecretUnusable.
+        Returns the oldest generation that the engine and its ranks have. Raises SecretUnusable or TlsUnusable.
         """
         self._trust.use(material)
         return self._trust.settled_generation
 
     @ray.method(concurrency_group="control")
     async def reveal_trust(self) -> TrustMaterial | None:
-        """The secrets that it was given last, for a controller that has started anew."""
+        """Return the secrets that the engine was given last, for a controller that has started anew."""
         return self._trust.material
 
     async def start(self, host: str | None) -> EngineReady:
@@ -106,12 +106,12 @@ class EngineActor:
         return EngineReady(address, self._server.facts, ray.get_runtime_context().get_node_id(), node_address)
 
     async def stop(self) -> None:
-        """Abort what runs, close every link, release everything."""
+        """Abort all requests, close every link, and release memory and threads."""
         await self._server.stop()
 
     @ray.method(concurrency_group="control")
     async def health(self) -> EngineHealth:
-        """How the engine is; answers while a step runs."""
+        """Return the engine's state; answers while a step runs."""
         server = self._server
         return EngineHealth(
             stats=server.stats,
@@ -130,27 +130,27 @@ class EngineActor:
 
     @ray.method(concurrency_group="control")
     async def profile(self, duration_s: float, with_trace: bool) -> EngineProfile:
-        """Profile the engine for so long. Raises ProfileUnderWay."""
+        """Profile the engine for duration_s seconds. Raises ProfileUnderWay."""
         return await self._server.profile(duration_s, with_trace=with_trace)
 
     @ray.method(concurrency_group="control")
     async def wait_for_end(self, timeout_s: float) -> None:
-        """Returns after so long, if it gets there: who waits is told by Ray when this process ends."""
+        """Return after timeout_s. If the process ends before, Ray fails the call, and the caller knows at once."""
         await asyncio.sleep(timeout_s)
 
     @ray.method(concurrency_group="control")
     async def load_adapter(self, adapter: Adapter) -> str | None:
-        """Load an adapter before any request needs it; returns why that cannot be."""
+        """Load an adapter before any request needs it; returns why the load failed, or None."""
         return await self._server.load_adapter(adapter)
 
     @ray.method(concurrency_group="control")
     async def progress(self) -> str:
-        """What the start is busy with, in a few words."""
+        """Return the present phase of the engine's start, in a few words."""
         return self._server.progress
 
 
 def _node_address() -> str:
-    """This node's address as its Ray cluster knows it, which is how the other nodes reach it."""
+    """Return this node's address in its Ray cluster, by which the other nodes reach it."""
     node_id = ray.get_runtime_context().get_node_id()
     nodes = ray.nodes()  # type: ignore[no-untyped-call]  # ray
     return next(str(node["NodeManagerAddress"]) for node in nodes if node["NodeID"] == node_id)

@@ -50,10 +50,10 @@ def build_engine_core(
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
     on_progress: called from a transfer thread when a step is due because something arrived or left
-    say: told what the start is busy with, in a few words
+    say: called with each phase of the start, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
-    kept_embeddings: embeddings that others fetch are taken from there
-    trust: what the ranks prove themselves by, and the key of block hashes
+    kept_embeddings: embeddings that this engine made for others, which fetch them
+    trust: the secrets by which the ranks prove themselves, and the key of block hashes
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None
@@ -95,7 +95,10 @@ def build_engine_core(
 
 
 def _without_chunks(config: EngineConfig) -> EngineConfig:
-    """For a model whose tokens see all of a prompt: it is computed in one step, and no part of it serves another."""
+    """Return the settings for a model whose tokens attend to the whole prompt.
+
+    Its prompts are computed in one step each, and no part of a prompt's KV serves another prompt.
+    """
     scheduler = config.scheduler.model_copy(update={"enable_chunked_prefill": False})
     cache = config.cache.model_copy(update={"enable_prefix_caching": False})
     return config.model_copy(update={"scheduler": scheduler, "cache": cache})
@@ -110,7 +113,7 @@ def _make_adapter_cache(config: EngineConfig, runner: ModelRunner) -> AdapterCac
 def _make_grammars(
     config: EngineConfig, runner: ModelRunner, on_progress: Callable[[], None]
 ) -> XGrammarManager | None:
-    """None for a model without an end-of-sequence token: it could not say that its output is complete."""
+    """Return None for a model without an end-of-sequence token, which could not end its output, or without output."""
     if not runner.eos_token_ids or not runner.generates:
         return None
     return XGrammarManager.of_checkpoint(
@@ -125,7 +128,7 @@ def _make_grammars(
 def _make_prefix_sources(
     config: EngineConfig, identity: EngineAddress, layout: KVCacheLayout, stores: Sequence[ChosenStore]
 ) -> PrefixSources:
-    """Stores, and other engines. Without a prefix cache nothing is fetched, and others find nothing to borrow.
+    """Return the stores and the fetches from other engines. Without a prefix cache the engine fetches nothing.
 
     Raises StoreUnavailable.
     """
@@ -141,5 +144,5 @@ def _make_staging(identity: EngineAddress, layout: KVCacheLayout, kept_embedding
 
 
 def _name(identity: EngineAddress) -> str:
-    """For what this life of the engine begins."""
+    """Return the name of this incarnation of the engine, with which the names of its fetches begin."""
     return f"{identity.engine_id}/{identity.incarnation}"

@@ -1,12 +1,12 @@
-"""EngineCore: the life of a step. `step()` is the whole engine.
+"""EngineCore: schedules, executes and takes in steps. `step()` is the whole engine.
 
 Requests and aborts come in from any thread through an inbox; everything else happens in the one thread that calls
 `step()`. The inbox is emptied before the step is scheduled and once more before its results are taken in, so that a
 request which was aborted while the step ran gets none of its tokens.
 
 With overlap a step is scheduled while the one before it still runs, so that the device never waits for the scheduler.
-The scheduler then knows all but the tokens that are being sampled, which it does not need; a request that they end has
-one token too many computed, which is dropped.
+The scheduler then lacks only the tokens that are being sampled, which it does not need. For a request that ends with
+one of these tokens the next step computes one token too many, which is dropped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from actors.executor import Executor, RunningStep
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave its clients, by client index. After an idle step nothing is due until something comes in."""
+    """The outputs of a step, by client index. After an idle step no step is due until something comes in."""
 
     outputs: dict[int, EngineCoreOutputs]
     is_idle: bool
@@ -62,7 +62,7 @@ class _Question:
 
 
 class EngineCore:
-    """A scheduler and the executor that does what it says."""
+    """A scheduler, and the executor that carries out its steps."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class EngineCore:
         *,
         hash_key: BlockHashKey,
     ) -> None:
-        """hash_key: of the block hashes, the same in all engines that exchange KV."""
+        """hash_key: key of the block hashes, the same in all engines that exchange KV."""
         self.scheduler = scheduler
         self.executor = executor
         self._clock = clock
@@ -91,17 +91,20 @@ class EngineCore:
         self._inbox.append(_Abort(client_index, request_id, attempt))
 
     def preload(self, adapter: Adapter, on_done: Callable[[str | None], None]) -> None:
-        """Queue the loading of an adapter; from any thread. on_done: told None, or why it cannot be, on this one."""
+        """Queue the loading of an adapter; from any thread.
+
+        on_done: called on the thread that steps, with None or with why the load failed
+        """
         self._inbox.append(_Preload(adapter, on_done))
 
     def ask(self, function: Callable[[], object]) -> Future[object]:
-        """Queue a call, which the thread that steps makes between two steps; from any thread."""
+        """Queue a call, which the thread that steps makes before or after a step's execution; from any thread."""
         question = _Question(function, Future())
         self._inbox.append(question)
         return question.answer
 
     def step(self) -> StepResult:
-        """Schedule, execute, update; with overlap, what is updated is the step before."""
+        """Schedule a step, execute it, and take in its results; with overlap, the results of the step before it."""
         self._empty_inbox()
         scheduler_output = self.scheduler.schedule()
         if scheduler_output.structured_output_request_ids:
@@ -113,7 +116,7 @@ class EngineCore:
         return self._finish_step(is_news=not scheduler_output.is_empty())
 
     def _fill_bitmask(self, scheduler_output: SchedulerOutput) -> None:
-        """What these requests have is known: none of them runs ahead of its tokens."""
+        """Mask the tokens that grammars forbid. Requests with a grammar never run ahead, so their output is known."""
         grammars = self.scheduler.structured_output
         assert grammars is not None, "a request with a grammar is refused where there are none"
         scheduler_output.grammar_bitmask = grammars.fill_bitmask(
@@ -133,12 +136,12 @@ class EngineCore:
         return StepResult(self._with_refusals(outputs), is_idle)
 
     def seconds_to_next_deadline(self) -> float | None:
-        """How long an idle engine may sleep, None for as long as nothing comes in."""
+        """Return how long an idle engine may sleep; None if until something comes in."""
         deadline_s = self.scheduler.next_deadline()
         return None if deadline_s is None else max(0.0, deadline_s - self._clock())
 
     def make_stats(self) -> SchedulerStats:
-        """A snapshot of the scheduler's counters; from the engine thread."""
+        """Return a snapshot of the scheduler's counters; only from the engine thread."""
         return self.scheduler.make_stats()
 
     def shutdown(self) -> None:
@@ -196,7 +199,7 @@ class EngineCore:
 
 def _answer(question: _Question) -> None:
     if not question.answer.set_running_or_notify_cancel():
-        return  # Who asked has left.
+        return  # The caller has cancelled its question.
     try:
         question.answer.set_result(question.function())
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a profile of an engine says; free of torch, for those who only hand it on."""
+"""The result of profiling an engine; imports no torch, for modules that only pass it on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineProfile:
-    """What was seen.
+    """A profile of an engine.
 
-    summary: a table of operators, those that took the most time by themselves first
-    trace:   for chrome://tracing or Perfetto, gzip; empty if it was not asked for or is too large
+    summary: a table of operators, those with the most time of their own first
+    trace:   gzipped trace for chrome://tracing or Perfetto; empty if it was not requested or is too large
     """
 
     summary: str

@@ -2,7 +2,7 @@
 
 The server carries services that are private to the cluster: sessions with ingresses (session_server.py), control
 streams with other engines (kv_transfer.control), the encoding of images for other engines (remote_encoding.py), and
-challenges (kv_transfer.trust), without which nobody gets at the others. The core is built and stepped off the event
+challenges (kv_transfer.trust), which a caller needs to use the others. The core is built and stepped off the event
 loop.
 """
 
@@ -61,7 +61,7 @@ _SERVER_OPTIONS = [
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
-    # An ingress, or a peer, that the network has swallowed: what it had here must not stay until TCP gives up.
+    # When the network cuts an ingress or a peer off, its requests must not stay here until TCP gives up.
     ("grpc.keepalive_time_ms", 5_000),
     *METADATA_LIMITS,
 ]
@@ -100,7 +100,7 @@ class EngineServer:
     async def start(self, host: str) -> str:
         """Load, warm up and listen on a free port of `host`; returns host:port."""
         link_timeout_s = self._config.kv_transfer.link_timeout_s
-        # No sooner than links count their peers as lost, so that the setting says when that is.
+        # The same timeout as for links, so that one setting decides when a peer counts as lost.
         timeout_ms = max(1, round(link_timeout_s * 1000))
         timeouts = [("grpc.keepalive_timeout_ms", timeout_ms), ("grpc.http2.ping_timeout_ms", timeout_ms)]
         self._server = grpc.aio.server(options=[*_SERVER_OPTIONS, *timeouts])
@@ -143,7 +143,7 @@ class EngineServer:
         return address
 
     def _first_rank(self) -> Party:
-        """The name of the KV links' end in this process."""
+        """Return the party that this process is on KV links: the engine, or its rank 0."""
         is_alone = self._config.parallel.tensor_parallel_size == 1
         return Party(self._engine_id if is_alone else f"{self._engine_id}/0", self._incarnation)
 
@@ -159,7 +159,7 @@ class EngineServer:
         self._say("stopped")
 
     def find_mistake(self, request: EngineCoreRequest) -> str | None:
-        """Say what of a request the model cannot be given, or return None."""
+        """Say why the model cannot take a request, or return None."""
         return find_request_mistake(request, self.facts.request_limits)
 
     def submit(self, requests: list[EngineCoreRequest], client_index: int) -> None:
@@ -182,14 +182,14 @@ class EngineServer:
         self._submit(await self._encoders.embed(request), client_index)
 
     def begin_fetch(self, fetch: EmbeddingFetch) -> None:
-        """EmbeddingFetches."""
+        """Begin to fetch an image's embeddings from an encode engine, for RemoteEncoders."""
         core = self._core
         assert core is not None, "requests come when the core is there"
         core.ask(lambda: core.scheduler.remote.embeddings.begin(fetch))
         self._wake.set()
 
     def cancel_fetch(self, fetch: EmbeddingFetch) -> None:
-        """EmbeddingFetches."""
+        """End a fetch that begin_fetch() began, if it is not over."""
         core = self._core
         assert core is not None, "requests come when the core is there"
         core.ask(lambda: core.scheduler.remote.embeddings.cancel(fetch))
@@ -200,7 +200,7 @@ class EngineServer:
         return "the model takes no images" if images is None else find_embeddings_mistake(described, images, num_embeds)
 
     async def _encode(self, image: EncoderInput) -> PackedArray:
-        """For another engine."""
+        """Encode an image for another engine. Raises EncodeRefused."""
         core = self._core
         assert core is not None, "the server starts when the core is there"
         images = self.facts.images
@@ -222,7 +222,7 @@ class EngineServer:
         self._wake.set()
 
     async def load_adapter(self, adapter: Adapter) -> str | None:
-        """Load an adapter before any request needs it; returns why that cannot be. From any event loop."""
+        """Load an adapter before any request needs it; returns why the load failed, or None. From any event loop."""
         assert self._core is not None
         loop = asyncio.get_running_loop()
         over: asyncio.Future[str | None] = loop.create_future()
@@ -232,7 +232,7 @@ class EngineServer:
                 over.set_result(failure)
 
         def tell_from_engine(failure: str | None) -> None:
-            # Who asked may have left, and its loop with it.
+            # The caller may have gone, and its event loop with it.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(tell, failure)
 
@@ -243,14 +243,14 @@ class EngineServer:
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Forget all cached blocks; returns whether that was possible. From any event loop.
 
-        preempt: whether requests that run start over for it, rather than that it is refused
+        preempt: preempt running requests, which start over, instead of refusing the reset
         """
         core = self._core
         assert core is not None, "start() comes first"
         return bool(await self._ask(lambda: core.scheduler.reset_prefix_cache(reset_running_requests=preempt)))
 
     async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
-        """Profile the engine for so long. From any event loop. Raises ProfileUnderWay."""
+        """Profile the engine for duration_s seconds. From any event loop. Raises ProfileUnderWay."""
         if not self._profiling.acquire(blocking=False):
             raise ProfileUnderWay
         try:
@@ -259,7 +259,7 @@ class EngineServer:
             try:
                 await asyncio.sleep(duration_s)
             finally:
-                # Also if nobody waits for it any more: an engine must not stay slow.
+                # Ended even if the caller has gone: an engine that is being profiled is slow.
                 profile = await asyncio.shield(self._ask(lambda: profiler.end(with_trace=with_trace)))
             assert isinstance(profile, EngineProfile)
             return profile
@@ -300,16 +300,16 @@ class EngineServer:
 
     @property
     def progress(self) -> str:
-        """What the engine is busy with, in a few words."""
+        """The engine's present phase, in a few words."""
         return self._progress
 
     @property
     def error(self) -> str | None:
-        """Why the engine thread died, if it did."""
+        """Why the engine thread died; None while it lives."""
         return self._error
 
     def check_integrity(self) -> None:
-        """Check the scheduler's and the pool's invariants; only while the engine is idle. Raises AssertionError."""
+        """Check the scheduler's and the pool's invariants; only while the engine is idle. Raises IntegrityError."""
         assert self._core is not None
         self._core.scheduler.check_integrity()
 
@@ -319,5 +319,5 @@ class EngineServer:
 
     def _on_death(self, error: BaseException) -> None:
         self._error = f"{type(error).__name__}: {error}"
-        # At once: its clients' requests go on elsewhere, and heartbeats would only say that it lives.
+        # At once: the clients' requests go on in other engines, and until then heartbeats would report a living engine.
         self._sessions.hang_up(self._error)

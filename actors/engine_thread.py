@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 _STATS_INTERVAL_S = 0.5
 _MAX_SLEEP_S = 3600.0
-"""A deadline may be further away than a wait can be long."""
+"""The longest sleep: a deadline may be further away than threading.Event can wait."""
 
 
 class EngineThread:
     """Owns the only thread that may touch the core, except for its inbox.
 
-    Invariant: the wake event is cleared before a step and set by whoever puts something in afterwards, so what arrives
-    during a step is seen by the next one, and an idle engine never sleeps over work.
+    Invariant: the wake event is cleared before a step, and set after each entry into the inbox. So the next step takes
+    in what arrives during a step, and an idle engine never sleeps while work is pending.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EngineThread:
             raise TimeoutError(f"the engine's step did not end within {timeout_s:.0f} s")
 
     def wake(self) -> None:
-        """Something was put into the core's inbox."""
+        """Wake the thread after an entry into the core's inbox."""
         self._wake.set()
 
     @property
@@ -66,8 +66,8 @@ class EngineThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is here, from its submission on. What says so is never old."""
-        # Read in the order in which a submission changes them, so it is seen by one or by the next.
+        """Whether the engine has no request, from the request's submission on. Never out of date, unlike `stats`."""
+        # Read in the order in which a submission changes the three, so at least one of them shows the submission.
         return not self._wake.is_set() and self._step_began_s is None and not self._stats.has_requests
 
     @property
@@ -99,7 +99,7 @@ class EngineThread:
                 self._stats = self._core.make_stats()
                 next_stats_s = now_s + _STATS_INTERVAL_S
             self._step_began_s = None
-            # Asked again: stop() may have come after the loop did, and just before the event was cleared.
+            # Checked again: stop() may have come after the loop did, and just before the event was cleared.
             if result.is_idle and not self._is_stopping:
                 deadline_s = self._core.seconds_to_next_deadline()
                 self._wake.wait(_MAX_SLEEP_S if deadline_s is None else min(deadline_s, _MAX_SLEEP_S))

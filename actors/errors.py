@@ -1,10 +1,10 @@
-"""Everything that can go wrong on this floor.
+"""The errors of the actors floor.
 
 EngineError
 |-- DuplicateRequest   a request id that this engine still knows was submitted again
-|-- EncodeRefused      another engine wants an image encoded that this one's encoder cannot be given
+|-- EncodeRefused      another engine asked this one to encode an image that its encoder cannot take
 |-- ProfileUnderWay    an engine makes one profile at a time
-|-- IllegalTransition  a request was about to change its status along an arrow that is not drawn
+|-- IllegalTransition  a request was about to change its status by a transition that docs/states.md does not have
 `-- IntegrityError     block or queue accounting contradicts itself: the engine must die and be replaced
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class TravellingError(Exception):
-    """Can be sent to another process whatever its __init__ wants: it is put together there without a call of it."""
+    """An error that can be sent to another process; it is rebuilt there without a call of its __init__."""
 
     def __reduce__(self) -> tuple[Callable[..., Exception], tuple[object, ...]]:
         return _put_together, (type(self), self.args, self.__dict__)
@@ -33,7 +33,7 @@ class DuplicateRequest(EngineError):
 
 
 class EncodeRefused(EngineError):
-    """The image is not made of what this model's encoder takes."""
+    """The arrays of the image are not those that this model's encoder takes."""
 
 
 class ProfileUnderWay(EngineError):
@@ -41,8 +41,8 @@ class ProfileUnderWay(EngineError):
 
 
 class IllegalTransition(EngineError):
-    """A bug of ours: docs/states.md draws every change of status that there is."""
+    """A bug of raypd: a change of a request's status that docs/states.md does not have."""
 
 
 class IntegrityError(EngineError):
-    """A bug of ours: an invariant of the block pool or of the queues does not hold."""
+    """A bug of raypd: an invariant of the block pool or of the queues does not hold."""

@@ -1,4 +1,4 @@
-"""How an engine core reaches its workers."""
+"""Executors run the steps of an engine core on its workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RunningStep(Protocol):
 
 
 class Executor(Protocol):
-    """Runs steps on every rank of the engine, in their order. The Ray executor fans out to further ranks."""
+    """Runs steps on every rank of the engine, in their order. MultiRankExecutor sends them to further ranks."""
 
     @property
     def facts(self) -> ModelFacts:

@@ -1,4 +1,4 @@
-"""Which LoRA adapters requests may name, and what of them an engine keeps."""
+"""The settings of LoRA adapters: which ones requests may name, and how many an engine keeps."""
 
 from __future__ import annotations
 
@@ -24,25 +24,28 @@ class LoraConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     adapters: dict[AdapterName, str] = Field(
-        default_factory=dict, description="Directories by the names that requests use; loaded when an engine starts."
+        default_factory=dict,
+        description="Directory of each adapter, by the name that requests use; loaded when an engine starts.",
     )
     allowed_directories: tuple[str, ...] = Field(
         (),
-        description="Adapters may be loaded from below these while the cluster runs; a request that names an unknown "
-        "adapter gets the one in the directory of that name below one of these.",
+        description="Directories below which adapters may be loaded while the cluster runs. A request that names an "
+        "unknown adapter gets the adapter in the directory of that name below one of them.",
     )
-    max_lora_rank: int = Field(16, ge=1, le=1024, description="Adapters of a higher rank are refused.")
+    max_lora_rank: int = Field(
+        16, ge=1, le=1024, description="Highest rank of an adapter; adapters of a higher rank are refused."
+    )
     max_cpu_loras: int = Field(
-        16, ge=1, description="Adapters that an engine keeps; the one that was used longest ago makes room for another."
+        16, ge=1, description="Most adapters that an engine keeps; the least recently used one is dropped for another."
     )
     max_adapter_mib: int = Field(512, ge=1, description="Largest adapter, in MiB of weights.")
-    load_timeout_s: float = Field(60.0, gt=0, description="How long a request waits until its adapter is loaded.")
+    load_timeout_s: float = Field(60.0, gt=0, description="Seconds that a request waits for its adapter to be loaded.")
 
     @model_validator(mode="after")
     def _means_the_same_everywhere(self) -> LoraConfig:
         for directory in (*self.adapters.values(), *self.allowed_directories):
             if not Path(directory).is_absolute():
-                raise ValueError(f"{directory!r} is a relative path; give the whole, which is the same on every node")
+                raise ValueError(f"{directory!r} is a relative path; give an absolute path, the same on every node")
         return self
 
     @model_validator(mode="after")
@@ -55,7 +58,7 @@ class LoraConfig(BaseModel):
         return self
 
     def permits(self, directory: str) -> bool:
-        """Whether adapters may be read from there. Links are followed first: nothing leads out of what is allowed."""
+        """Whether adapters may be read from a directory, after symbolic links in both paths are resolved."""
         if directory in self.adapters.values():
             return True
         real = Path(directory).resolve()
@@ -63,5 +66,5 @@ class LoraConfig(BaseModel):
 
 
 def is_adapter_name(name: str) -> bool:
-    """Whether an adapter may be called so."""
+    """Whether the text is a valid name of an adapter."""
     return len(name) <= MAX_ADAPTER_NAME_CHARS and re.fullmatch(ADAPTER_NAME_PATTERN, name) is not None

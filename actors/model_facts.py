@@ -1,4 +1,4 @@
-"""The facts that loading its model brings out, which the rest of an engine and the ingresses need."""
+"""The facts of a loaded model that the rest of the engine and the ingresses need."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kv_transfer.links.link_compatibility import PairingFacts
 class ModelFacts:
     """The facts of a loaded model that the rest of the engine, and the ingresses, must know.
 
-    layout: of rank 0's KV cache
-    further_rank_addresses: of ranks 1, 2, … for KV transfers, see EngineAddress
-    kv_transport: how KV travels, for people
-    pairing: what decides with whom KV can be exchanged; None if nothing is known of it
-    generates: whether it gives tokens; if not, only vectors
-    pooling: what vectors it gives; None if it gives none
-    prompt_embeds_size: of one token's embedding; 0 if prompts cannot be embeddings
-    dtype: what it computes in, and a prompt's embeddings are cast to
-    images: what the encoder takes; None if the model takes no images
+    layout: layout of rank 0's KV cache
+    further_rank_addresses: addresses of ranks 1, 2, … for KV transfers, see EngineAddress
+    kv_transport: name of the transport that carries KV, for display
+    pairing: facts that decide with which engines KV can be exchanged; None if they are not known
+    generates: whether the model generates tokens; if not, it only gives vectors
+    pooling: the vectors that the model gives; None if it gives none
+    prompt_embeds_size: size of one token's embedding in a prompt; 0 if prompts cannot be embeddings
+    dtype: data type that the model computes in, and that a prompt's embeddings are cast to
+    images: arrays that the encoder takes; None if the model takes no images
     """
 
     max_model_len: int

@@ -11,7 +11,7 @@ from kv_transfer.links.link_compatibility import PairingFacts
 
 
 class Worker:
-    """Runs steps. Transfers are started before a forward and fed after it, never waited for."""
+    """Runs steps. Transfers begin before a forward and get its KV after it; a step never waits for a transfer."""
 
     def __init__(
         self,
@@ -20,14 +20,14 @@ class Worker:
         kv_transport: str = "",
         pairing: PairingFacts | None = None,
     ) -> None:
-        """kv_transport: how KV travels, for people; pairing: what decides with whom. None of it without a connector."""
+        """connector: None if no KV is transferred; kv_transport, pairing: see ModelFacts."""
         self.runner = runner
         self.kv_transport = kv_transport
         self.pairing = pairing
         self._connector = connector
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
-        """Compute one step; the output carries what happened beside the steps on this rank since the last one."""
+        """Compute one step; the output also has this rank's transfer reports and adapter loads since the last step."""
         adapters = self.runner.adapters
         if adapters is None:
             return self._execute(scheduler_output)

@@ -32,7 +32,8 @@ def build_worker(
 ) -> Worker:
     """Load the model, size and allocate the cache, warm up. Blocks for as long as the weights take.
 
-    identity: the rank's own; group: the ranks of this engine, None if there is one only
+    identity: the rank's own; say: called with each phase of the start, in a few words
+    group: the tensor-parallel group of this engine's ranks; None for an engine of one rank
     Raises CheckpointError, UnsupportedModel, AdapterRefused, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or
     RankLost.
     """

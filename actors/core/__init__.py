@@ -1,1 +1,1 @@
-"""The part of an engine that decides. No torch, no ray."""
+"""The scheduler of an engine and its parts, which import neither torch nor ray."""

@@ -1,4 +1,4 @@
-"""Whether a request could ever run in this engine: one that could not is refused before it waits."""
+"""Finds requests that could never run in this engine, which are refused before they wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def find_refusal(
 ) -> str | None:
     """Say, with the numbers, why the request could never run in this engine, or return None.
 
-    What passes fits into the empty pool at its full length: the scheduler's progress rests on that.
+    A request that passes fits into the empty block pool at its full length. Otherwise the scheduler might never be
+    able to complete the request.
     """
     if missing := needed_abilities(request) - abilities:
         return f"the request needs {' and '.join(sorted(missing))}, which this engine does not have"
@@ -44,7 +45,7 @@ def _find_mistake(request: Request, config: SchedulerConfig) -> str | None:
 def _find_lack_of_room(
     request: Request, config: SchedulerConfig, *, num_blocks: int, block_size: int, max_model_len: int
 ) -> str | None:
-    # A vector needs no room for a token.
+    # A pooling request samples no token, so it needs no room for one.
     if request.num_tokens >= max_model_len + (request.pooling_params is not None):
         return (
             f"prompt and output so far have {request.num_tokens} tokens, max_model_len is {max_model_len}: "

@@ -1,4 +1,4 @@
-"""The scheduler's invariants, checked from outside. For tests, and for an engine that is idle."""
+"""Checks the scheduler's invariants, for tests and for an engine that is idle."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from actors.errors import IntegrityError
 from kv_transfer.params import TransferRole
 
 
-def check_places(
+def check_queues(
     requests: Mapping[str, Request],
     queues: Queues,
     remote: RemoteKV,
     preparation: Preparation,
     kv_cache_manager: KVCacheManager,
 ) -> None:
-    """Raise IntegrityError unless each request is in one place exactly, and its status and blocks fit that."""
+    """Raise IntegrityError unless each request is in exactly one queue or map that fits its status and its blocks."""
     _check_statuses(requests, queues, remote, preparation)
     with_blocks = kv_cache_manager.holders()
     may_hold = {
@@ -34,7 +34,7 @@ def check_places(
         raise IntegrityError(f"{sorted(with_blocks - may_hold)} hold blocks, but neither run nor transfer")
     pinned = kv_cache_manager.pinned() - remote.prefix_loads.answers - remote.embeddings.holders()
     if pinned:
-        raise IntegrityError(f"{sorted(pinned)} hold blocks, but are over")
+        raise IntegrityError(f"{sorted(pinned)} hold blocks, but no such transfer is under way")
     for request in (*queues.running, *queues.all_loaded()):
         _check_blocks(request, kv_cache_manager)
 
@@ -60,7 +60,7 @@ def _check_statuses(
         for request in members:
             found[request.request_id] += 1
             if request.status not in statuses:
-                raise IntegrityError(f"{request.request_id} is {request.status.name} and in the wrong place")
+                raise IntegrityError(f"{request.request_id} is {request.status.name} and in the wrong queue")
     if found != Counter(list(requests)):
         raise IntegrityError(f"requests {sorted(requests)} are found as often as {dict(found)}")
     if any(not request.is_finished() for request in remote.held.values()):

@@ -1,6 +1,6 @@
-"""What a request needs before it may wait for its turn: its grammar, then its adapter. Each wait has a deadline.
+"""Prepares a request before it may wait for its turn: its grammar, then its adapter. Each wait has a deadline.
 
-A request that was prepared comes back to the place in the queue that it had been given when it arrived.
+A prepared request enters the waiting queue at the position that it was given when it arrived.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actors.core.requests.request_status import RequestStatus
 
 
 class Preparation:
-    """A part of the scheduler. adapters: None if the workers have every adapter that there is, or take none."""
+    """The requests that wait for a grammar or an adapter. adapters: None if the engine serves no adapters."""
 
     def __init__(self, grammars: GrammarWait, adapters: AdapterCache | None, waiting: RequestQueue) -> None:
         self.grammars = grammars
@@ -26,7 +26,7 @@ class Preparation:
         self._waiting = waiting
 
     def start(self, request: Request, now_s: float) -> bool:
-        """Returns whether the request has to wait here."""
+        """Begin to prepare a request. Returns whether it has to wait here."""
         if request.sampling_params.structured_output is not None:
             self.grammars.start(request, now_s)
             return True
@@ -36,14 +36,14 @@ class Preparation:
         return request.lora is not None and self.adapters is not None and self.adapters.start(request, now_s)
 
     def preload(self, adapter: Adapter, on_done: Callable[[str | None], None]) -> None:
-        """Load an adapter before any request needs it. on_done: told None, or why it cannot be loaded."""
+        """Load an adapter before any request needs it. on_done: called with None, or with why it cannot be."""
         if self.adapters is None:
             on_done("this engine serves no adapters")
         else:
             self.adapters.preload(adapter, on_done)
 
     def proceed(self, now_s: float) -> list[Ending]:
-        """Let requests that have what they need wait for their turn; return those that will never have it."""
+        """Move prepared requests to the waiting queue; return the ends of those that cannot be prepared."""
         endings: list[Ending] = []
         for compiled in self.grammars.take_over(now_s):
             request = compiled.request
@@ -63,7 +63,7 @@ class Preparation:
         return endings
 
     def release(self, request: Request) -> None:
-        """A request has ended, waiting or not."""
+        """Note that a request has ended, waiting or not."""
         self.grammars.release(request)
         if self.adapters is not None:
             self.adapters.release(request)
@@ -75,23 +75,23 @@ class Preparation:
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def take_commands(self) -> AdapterCommands | None:
-        """What the workers are to do about adapters."""
+        """Return the commands about adapters for the next step, or None."""
         return None if self.adapters is None else self.adapters.take_commands()
 
     def take_in(self, adapter_loads: Mapping[str, str | None]) -> None:
-        """What the workers say of loads."""
+        """Take in the results of loads, by the adapter's key: None, or why the load has failed."""
         if adapter_loads and self.adapters is not None:
             self.adapters.take_in(adapter_loads)
 
     def waiting_for_adapter(self) -> list[Request]:
-        """WAITING, but in no queue."""
+        """The requests that wait for their adapter: WAITING, but in no queue."""
         return [] if self.adapters is None else self.adapters.waiting()
 
     def adapter_stats(self) -> AdapterStats | None:
-        """None if there are no adapters to count."""
+        """Return a snapshot of the adapters; None if the engine serves none."""
         return None if self.adapters is None else self.adapters.make_stats()
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError."""
+        """Raise IntegrityError if the adapters' bookkeeping contradicts itself."""
         if self.adapters is not None:
             self.adapters.check_integrity()

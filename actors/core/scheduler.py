@@ -1,4 +1,4 @@
-"""The scheduler: which requests compute how many tokens in the next step, and what came of it.
+"""The scheduler decides how many tokens each request computes in the next step, and takes in the results of steps.
 
 There is no prefill phase and no decode phase: in each step num_computed_tokens of some requests catches up with their
 tokens, within the step's token budget. RUNNING requests come first, then waiting ones.
@@ -8,8 +8,8 @@ An unfinished request is in exactly one place: running, waiting or loaded (sched
 its blocks, steps/waiting_scheduler.py chooses who joins them, and steps/step_update.py takes in what a step has
 computed. These parts return the requests that have to end; only the scheduler ends them.
 
-Everything is called from one thread. A step may be scheduled while earlier ones are still under way: they are taken in
-in their order. Requests may be added and finished in between.
+One thread makes all calls. A step may be scheduled while earlier ones are still under way; their results are taken in
+in the order of the steps. Requests may be added and finished in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actors.core.drafts.draft_control import make_draft_control, take_drafts
 from actors.core.encoder.encoder_cache_manager import EncoderCacheManager
 from actors.core.encoder.encoder_scheduling import EncoderStep
 from actors.core.feasibility import find_refusal
-from actors.core.integrity import check_places
+from actors.core.integrity import check_queues
 from actors.core.loads.handoff_rank import HandoffRank
 from actors.core.loads.remote_kv import RemoteKV
 from actors.core.loads.transfer_parts import NO_TRANSFERS, TransferParts
@@ -58,9 +58,9 @@ from kv_transfer.params import TransferRole
 
 
 class Scheduler:
-    """Requests in, steps out, outputs by client.
+    """Takes requests, decides steps, and returns the outputs of each client.
 
-    worker_abilities: what the worker can do; a request that needs more is refused
+    worker_abilities: abilities of the worker; a request that needs another one is refused
     clock: monotonic, in seconds
     """
 
@@ -127,7 +127,7 @@ class Scheduler:
     # -- requests come and go ------------------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
-        """Take a request in. One that can never fit, or is complete already, ends at once, with an output.
+        """Take a request in. A request that can never fit, or is complete already, ends at once, with an output.
 
         Raises DuplicateRequest if its id belongs to an unfinished request, or to one whose blocks a transfer holds.
         """
@@ -137,7 +137,7 @@ class Scheduler:
             request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         objection = self._handoff_rank.find_objection(request)
         if objection is not None and request.transfer_role is TransferRole.CONSUMER:
-            # It is no fault of the request's: this engine does all of it.
+            # The objection is not the request's fault: this engine computes all of the request itself.
             request.transfer_role = request.kv_transfer_params = objection = None
         self.requests[request.request_id] = request
         self.remote.add_request(request)
@@ -171,7 +171,7 @@ class Scheduler:
     ) -> None:
         """End requests from outside. Unknown and finished ones are ignored.
 
-        error: if the engine itself ends them, the reason, which then is their output; a client that aborted knows.
+        error: why the engine itself ends them, for their outputs; None if the client aborted them, and gets no output
         """
         if not finished_status.is_finished:
             raise ValueError(f"{finished_status.name} does not end a request")
@@ -181,7 +181,7 @@ class Scheduler:
                 self._end(Ending(request, finished_status, error, is_silent=error is None), now_s)
 
     def _end(self, ending: Ending, now_s: float) -> None:
-        """End a request, wherever it is. Its blocks are free afterwards, or held until its transfer is over."""
+        """End a request in any queue. Its blocks are free afterwards, or held until its transfer is over."""
         request = ending.request
         request.set_status(ending.status, now_s)
         request_id = request.request_id
@@ -214,7 +214,7 @@ class Scheduler:
         if step.may_admit:
             self._waiting_scheduler.schedule_waiting(step)
         for request in step.lacking_inputs:
-            # Its client submits it anew, with what its images are made of.
+            # The client submits the request anew, with the inputs of its images.
             error = "it would have to compute its images anew, which it was not given"
             self._end(Ending(request, RequestStatus.FINISHED_ERROR, error, EndCause.INPUTS_MISSING), now_s)
         return self._build_output(step)
@@ -246,7 +246,7 @@ class Scheduler:
         return output
 
     def _count_common_prefix_blocks(self) -> int:
-        """Count anew only when a request has come or gone: what runs grows at its end."""
+        """Return the number, counted anew only when the running requests change: requests grow at their ends only."""
         if self._common_prefix[0] != (changes := self.running.num_changes):
             self._common_prefix = (changes, self.kv_cache_manager.get_num_common_prefix_blocks(self.running))
         return self._common_prefix[1]
@@ -256,10 +256,10 @@ class Scheduler:
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Append what the step sampled, end what is complete, and return all news by client index.
+        """Append the sampled tokens, end complete requests, and return the new outputs by client index.
 
-        Steps come back in the order in which they were scheduled. Requests that ended, or were preempted, since the
-        step was scheduled get nothing of it.
+        Steps come back in the order in which they were scheduled. A request that ended, or was preempted, since the
+        step was scheduled gets no token from the step.
         """
         now_s = self._clock()
         if scheduler_output.step_index:
@@ -290,7 +290,7 @@ class Scheduler:
             self._stats.num_corrupted_reqs += 1
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
-        """Take in a drafter's proposals for running requests: the next step verifies those of requests that decode."""
+        """Take in a drafter's tokens for running requests; the next step verifies those of requests that decode."""
         take_drafts(draft_token_ids, self.running, self.structured_output)
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Scheduler:
         return bool(self.finished_req_ids)
 
     def has_requests(self) -> bool:
-        """Whether anything is left: unfinished, not yet told of, held for a transfer or by a step under way."""
+        """Whether a request is unfinished, or its end unreported, or blocks are held by a transfer or by a step."""
         num_fenced_blocks = self.kv_cache_manager.num_fenced_blocks
         return bool(self.requests or self.finished_req_ids or self.remote.has_transfers or num_fenced_blocks)
 
@@ -335,7 +335,7 @@ class Scheduler:
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def make_stats(self) -> SchedulerStats:
-        """Take a snapshot. The mark of a prefix cache reset is in one snapshot only."""
+        """Return a snapshot of the counters. The mark of a prefix cache reset is in one snapshot only."""
         pool, prefix = self.kv_cache_manager.block_pool, self.kv_cache_manager.prefix_cache_stats
         num_loading = len(self.remote.loading)
         snapshot = replace(
@@ -362,8 +362,9 @@ class Scheduler:
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached blocks, for instance after new weights. Refuses, and returns False, while any is held.
 
-        reset_running_requests: preempt all that run; they start over. Refused too, with nothing touched, while a
-        transfer holds blocks, or a request that has got its KV by one: a peer has these already.
+        reset_running_requests: preempt all running requests first; they start over. The reset fails, and preempts no
+        request, while a transfer holds blocks, a waiting request has blocks that a transfer has filled, or a running
+        request sends its blocks to a consumer.
         """
         rows = self._queues.running
         is_transferring = bool(self.remote.loading or self.remote.has_transfers or self._queues.all_loaded())
@@ -375,7 +376,7 @@ class Scheduler:
         return self.kv_cache_manager.reset_prefix_cache()
 
     def take_kv_events(self) -> KVEventBatch | None:
-        """What the prefix cache has stored and forgotten since the last time; None if nothing, or if it is not on."""
+        """Return the prefix cache's events since the last call; None if there are none, or events are not enabled."""
         return None if self._kv_events is None else self._kv_events.take(self._clock())
 
     def shutdown(self) -> None:
@@ -387,6 +388,6 @@ class Scheduler:
         self.kv_cache_manager.check_integrity()
         self.encoder_cache_manager.check_integrity()
         self.preparation.check_integrity()
-        check_places(self.requests, self._queues, self.remote, self.preparation, self.kv_cache_manager)
+        check_queues(self.requests, self._queues, self.remote, self.preparation, self.kv_cache_manager)
         if not self.encoder_cache_manager.holders() <= self.running.by_id.keys():
             raise IntegrityError("a request that does not run holds encoder outputs")

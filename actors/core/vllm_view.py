@@ -1,8 +1,8 @@
 """The part of vLLM's interface that nothing in raypd reads: each function has the name that it has in vLLM.
 
-The scheduler's interface and its data are vLLM's (docs/scheduler.md). Where raypd's own parts read them in another
-shape, or do not read them at all, a program that was written for vLLM's scheduler finds them here. Everything is
-computed when it is asked for, and costs a step nothing.
+The scheduler's interface and its data are vLLM's (docs/scheduler.md). For data that raypd's own parts read in another
+shape, or do not read at all, a program that was written for vLLM's scheduler calls these functions. Each result is
+computed at the call, so a step pays nothing for it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def reset_encoder_cache(scheduler: Scheduler) -> bool:
 
 
 def num_tokens_with_spec(request: Request) -> int:
-    """Return how many tokens a request has so far, those included that are only drafted."""
+    """Return how many tokens a request has so far, drafted ones included."""
     return request.num_tokens + len(request.spec_token_ids)
 
 
@@ -53,11 +53,11 @@ def num_tokens_with_spec(request: Request) -> int:
 
 @dataclass(slots=True)
 class CachedRequestData:
-    """Requests that the worker knows: only what changed. The lists are parallel.
+    """The changes of the requests that the worker knows already. The lists are parallel.
 
     resumed_from_preemption: new_block_ids replace the request's blocks instead of being appended
     new_token_ids: output tokens that the worker did not sample itself; always empty lists, since it samples them all
-    num_output_tokens: as the worker has them when it comes to this step
+    num_output_tokens: output tokens that the worker has when it begins this step
     """
 
     req_ids: list[str] = field(default_factory=list)
@@ -92,9 +92,10 @@ def scheduled_cached_reqs(step: SchedulerOutput) -> CachedRequestData:
 
 
 def free_encoder_input_ids(step: SchedulerOutput, requests: Mapping[str, Request]) -> list[tuple[str, int]]:
-    """Return the multimodal items that a step's tokens end with, as (request id, index of the item).
+    """Return the multimodal items whose last token a step computes, as (request id, index of the item).
 
-    vLLM names them in the step after it. requests: by id, as Scheduler.requests has them when the step is scheduled
+    vLLM names these items in the step after it.
+    requests: by id, as Scheduler.requests has them when the step is scheduled
     """
     batch, passed = step.batch, []
     starts, sizes = batch.num_computed_tokens.tolist(), batch.num_new_tokens.tolist()
@@ -114,7 +115,7 @@ def req_id_to_index(output: ModelRunnerOutput) -> dict[str, int]:
 
 
 def sampled_token_ids(output: ModelRunnerOutput) -> list[list[int]]:
-    """Return the sampled tokens, parallel to req_ids; empty where the prompt is not through yet."""
+    """Return the sampled tokens, parallel to req_ids; empty for a request whose prompt is not all computed yet."""
     return [[token_id for token_id in row if token_id != NO_TOKEN] for row in output.token_ids.tolist()]
 
 

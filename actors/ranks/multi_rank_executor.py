@@ -1,9 +1,9 @@
 """Runs each step on all tensor-parallel ranks of an engine.
 
-A step is sent to the further ranks, then computed here as on every other rank; inside the forward the ranks meet in
-their process group. Every rank samples: the logits are gathered from all ranks, so they have the same bits everywhere,
-and sampling is a function of logits, seed and position. That spares a broadcast in every step; that the tokens agree is
-checked when the answers are collected, and an engine whose ranks do not agree ends.
+Rank 0 sends a step to the further ranks, then computes it as every other rank does; inside the forward the ranks
+exchange tensors through their process group. Every rank samples: the logits are gathered from all ranks, so they have
+the same bits everywhere, and sampling is a function of logits, seed and position. So no step has to broadcast its
+tokens. The executor compares the tokens when it collects the answers; an engine whose ranks disagree ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class MultiRankExecutor:
-    """An Executor around that of rank 0. At most two steps are under way; their results are taken in order."""
+    """An Executor around the executor of rank 0. At most two steps are under way; their results are taken in order."""
 
     def __init__(self, local: Executor, group: RankGroup) -> None:
         self._local = local
@@ -71,19 +71,19 @@ class MultiRankExecutor:
         return output
 
     def encode(self, image: EncoderInput) -> PackedArray:
-        """Raises UnsupportedModel: models with images run on one rank."""
+        """Raise UnsupportedModel: models with images run on one rank."""
         return self._local.encode(image)
 
     def shutdown(self) -> None:
         """End every rank; those that do not end in time are killed."""
         self._hub.close()
         self._local.shutdown()
-        # Whoever waits inside a forward that this rank did not finish fails now.
+        # A rank that waits inside a forward which this rank did not finish fails now.
         self._group.group.close()
         self._group.ranks.stop(_STOP_TIMEOUT_S)
 
     def _merge(self, outputs: list[KVConnectorOutput | None]) -> KVConnectorOutput:
-        """What is true of requests on all ranks."""
+        """Return the reports that are true on all ranks, and the sums of the ranks' counters."""
         merged = KVConnectorOutput()
         for rank, output in enumerate(outputs):
             if output is not None:
@@ -96,14 +96,14 @@ class MultiRankExecutor:
 
 
 class AdapterLoads:
-    """An adapter is loaded when every rank has it, and a load is over when every rank has said something."""
+    """Merges the ranks' results of loads. A load is over when every rank has reported; it fails if any rank failed."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._parts: dict[str, list[str | None]] = {}
 
     def add(self, steps: Sequence[ModelRunnerOutput | RankStep]) -> dict[str, str | None]:
-        """Take in what all ranks say; returns what is over, with the first failure of any rank."""
+        """Take in one step's results of all ranks; return the loads that are over, each with a failure or None."""
         over: dict[str, str | None] = {}
         for step in steps:
             for key, failure in step.adapter_loads.items():

@@ -20,7 +20,7 @@ _MAX_DIMENSIONS: Final = 4
 
 
 class RankCodec:
-    """Encodes and decodes messages of these types; both ends have the same ones in the same order."""
+    """Encodes and decodes messages of the given types; both ends have the same types in the same order."""
 
     def __init__(self, types: Sequence[type]) -> None:
         self.types: Final = tuple(types)
@@ -35,7 +35,7 @@ class RankCodec:
         return self._kinds[type(message)] + self._encoder.encode(message)
 
     def decode(self, frame: bytes | bytearray | memoryview) -> object:
-        """Return the message. Raises what is in kv_transfer.message_ranges.MALFORMED."""
+        """Return the message. Raises one of kv_transfer.message_ranges.MALFORMED."""
         if not frame or frame[0] >= len(self._decoders):
             raise ValueError(f"a message of no known kind came, of {len(frame)} bytes")
         return self._decoders[frame[0]].decode(memoryview(frame)[1:])

@@ -1,6 +1,6 @@
-"""The control streams of a further rank: a gRPC server on an event loop of its own thread.
+"""The control streams of a further rank: a gRPC server, whose event loop has a thread of its own.
 
-Rank 0's belong to the engine's server; further ranks take part in KV transfers only.
+Rank 0's control streams belong to the engine's server. The only service of a further rank is KV transfers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SERVER_OPTIONS = [
 
 
 class RankControl:
-    """Listens from its construction to close()."""
+    """The server of a further rank's control streams. It listens from its construction to close()."""
 
     def __init__(self, host: str, member: Member, link_timeout_s: float, refusals: Refusals | None = None) -> None:
-        """member: the rank, as it dials and answers; refusals: counts the callers that prove nothing
+        """member: the rank, as it proves itself; refusals: counts the callers that did not prove themselves
 
         link_timeout_s: see KVTransferConfig
         """

@@ -1,4 +1,4 @@
-"""Rank 0 gathers its further ranks: they start, meet, load together, and are ready together."""
+"""Starts the further ranks of an engine and builds rank 0's worker beside them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust
 
 JOIN_TIMEOUT_S: Final = 30.0
-"""For ranks that have all called to meet in their process group."""
+"""How long the ranks, which have all called rank 0, may take to form their process group."""
 _STOP_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """An engine's ranks, ready: rank 0's worker, and the way to the others.
+    """An engine's ranks, ready to serve: rank 0's worker, and the connections to the others.
 
-    further_rank_addresses: of ranks 1, 2, … for KV transfers
+    further_rank_addresses: control addresses of ranks 1, 2, … for KV transfers
     """
 
     worker: Worker
@@ -52,8 +52,8 @@ def gather_ranks(
 ) -> RankGroup:
     """Start every further rank and build rank 0's worker beside theirs; blocks for as long as the weights take.
 
-    identity: the engine's; trust: what its ranks prove themselves by; the rest as for build_worker
-    Raises what build_worker does, or RankLost with what a further rank said.
+    identity: the engine's address; trust: the secrets by which its ranks prove themselves; the rest as for build_worker
+    Raises what build_worker does, or RankLost with a further rank's reason.
     """
     parallel = config.parallel
     size, host = parallel.tensor_parallel_size, identity.control_address.rpartition(":")[0]

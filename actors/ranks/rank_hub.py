@@ -1,8 +1,8 @@
-"""Rank 0's end: steps go out to the further ranks, what they computed comes back.
+"""Rank 0's end of the connections to the further ranks: it sends steps and collects the results.
 
-A thread for each further rank reads what it says. The engine thread sends, and collects answers up to a deadline. A
-rank whose connection ends, or who says that it failed, is lost, and with it the engine: whoever waits is woken at once,
-also an idle engine thread, and every later call raises RankLost with the reason.
+A thread for each further rank reads the rank's messages. The engine thread sends, and collects answers up to a
+deadline. A rank whose connection ends, or that reports a failure, is lost, and with it the engine: waiting callers and
+an idle engine thread are woken at once, and every later call raises RankLost with the reason.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from kv_transfer.trust.secret import Purpose
 logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 0.1
-"""How often it is looked whether a rank that has still to call was lost."""
+"""Seconds between two checks whether a rank that has not called yet is lost."""
 _EXPLANATION_TIMEOUT_S = 1.0
 
 
 class _Lost:
-    """In a rank's queue: nothing more will come."""
+    """The last entry in a rank's queue: the rank is lost."""
 
 
 class RankHub:
-    """on_progress: called on a reader's thread when a step is due, or when a rank is lost."""
+    """The connections from rank 0 to the further ranks."""
 
     def __init__(
         self,
@@ -61,8 +61,9 @@ class RankHub:
     ) -> None:
         """timeout_s: how long a rank may take for its part of a step after rank 0 has done its own
 
-        member: the engine, as it proves itself to its ranks. New secrets that it gets are passed on to them.
-        refusals: counts the callers that prove nothing
+        on_progress: called on a reader's thread when a step is due, or when a rank is lost
+        member: the engine, as it proves itself to its ranks; the hub passes new secrets on to them
+        refusals: counts the callers that did not prove themselves
         """
         self._member = member
         self._refusals = refusals or Refusals()
@@ -77,16 +78,16 @@ class RankHub:
         self._failure: str | None = None
         self._has_failed = threading.Event()
         self._lock = threading.Lock()
-        """Over what grows while ranks call."""
+        """Guards the maps of ranks, which grow while ranks call."""
         self._is_closing = False
         self._generation = member.trust.generation
-        """What ranks that are started from now on have, if not something newer."""
+        """The oldest generation of secrets that a rank may have been started with."""
         for rank in range(1, num_further_ranks + 1):
             member.trust.note_other(f"rank {rank}", self._generation)
         member.trust.follow(self._pass_on)
 
     def accept_all(self, timeout_s: float, find_lost: Callable[[], str | None]) -> None:
-        """Wait until every further rank has called. find_lost: why one of them never will. Raises RankLost."""
+        """Wait until every further rank has called. find_lost: says why a rank will never call. Raises RankLost."""
         deadline_s = time.monotonic() + timeout_s
         with Callers({self._server: self._hear}) as callers:
             while len(self._connections) < self._num_further_ranks:
@@ -109,7 +110,7 @@ class RankHub:
         self._send_to_all(scheduler_output)
 
     def collect_steps(self) -> list[RankStep]:
-        """What each further rank computed, by rank; the oldest step that was not collected. Raises RankLost."""
+        """Return the further ranks' results, by rank, of the oldest step not yet collected. Raises RankLost."""
         answers = [self._next_answer(rank, self._timeout_s) for rank in sorted(self._answers)]
         steps = [answer for answer in answers if isinstance(answer, RankStep)]
         assert len(steps) == len(answers), "ranks answer steps with steps"
@@ -119,11 +120,11 @@ class RankHub:
         """Wait until each further rank is ready to serve. Raises RankLost."""
         answers = [self._next_answer(rank, timeout_s) for rank in sorted(self._answers)]
         ready = [answer for answer in answers if isinstance(answer, RankReady)]
-        assert len(ready) == len(answers), "a rank's first word is that it is ready"
+        assert len(ready) == len(answers), "a rank's first answer is that it is ready"
         return ready
 
     def explain(self, error: RankLost) -> RankLost:
-        """Inside a forward a lost rank shows as a broken connection; what it said itself is the better reason."""
+        """Return RankLost with the lost rank's own reason, if that comes in time: a forward only sees its socket break."""
         self._has_failed.wait(_EXPLANATION_TIMEOUT_S)
         return RankLost(self._failure) if self._failure is not None else error
 
@@ -157,7 +158,7 @@ class RankHub:
         with self._lock:
             rank = self._rank_of(caller)
             if rank in self._connections:
-                # The first one did not hear that it was welcome, or it is another one with the secret.
+                # Either the rank missed its welcome and calls again, or another process has the secret.
                 connection.close()
                 return
             reader = threading.Thread(target=self._read, args=(rank, connection), name=f"rank-{rank}", daemon=True)
@@ -170,7 +171,7 @@ class RankHub:
             self._pass_on_to(connection, material)
 
     def _rank_of(self, caller: Party) -> int:
-        """Return which rank this is. Raises OtherParty."""
+        """Return the caller's number as a rank. Raises OtherParty if it is no rank of this engine."""
         engine_id, _, number = caller.name.rpartition("/")
         own = self._member.party
         expected = {str(rank): rank for rank in range(1, self._num_further_ranks + 1)}
@@ -180,7 +181,7 @@ class RankHub:
         return rank
 
     def _pass_on(self, material: TrustMaterial) -> None:
-        """Give the cluster's new secrets to every rank that is here; the others get them when they call."""
+        """Send the cluster's new secrets to every connected rank; the others get them when they call."""
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
@@ -207,7 +208,7 @@ class RankHub:
         except queue.Empty:
             raise RankLost(f"rank {rank} did not answer within {timeout_s:g} s") from None
         if isinstance(answer, _Lost):
-            self._answers[rank].put(answer)  # for whoever asks again
+            self._answers[rank].put(answer)  # for a later call
             raise RankLost(self._failure or f"rank {rank} is lost")
         return answer
 

@@ -1,4 +1,4 @@
-"""How further ranks come to be: as processes of this host, or as Ray actors."""
+"""The interface that starts further ranks, as processes of this host or as Ray actors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Ranks(Protocol):
     """Further ranks that were started."""
 
     def find_lost(self) -> str | None:
-        """Which one is gone, if any is; does not block."""
+        """Say which rank has ended, and why, or return None; does not block."""
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for their end, which the hub has asked for; kill those that do not come to it."""
+        """Wait until the ranks end, as the hub has told them to; kill those that do not end in time."""
 
 
 class RankLauncher(Protocol):

@@ -1,4 +1,4 @@
-"""A further rank: joins its engine, then computes what rank 0 sends until that ends."""
+"""Runs a further rank: it joins its engine, then computes the steps that rank 0 sends until rank 0 ends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_rank(task: RankTask, host: str) -> None:
-    """Live as one rank; returns when rank 0 says so or is gone, or when this rank has failed and has told it.
+    """Run one rank; returns when rank 0 stops the rank or is gone, or when the rank has failed and reported it.
 
     host: this rank's own address, as its peers reach it
     """
@@ -65,7 +65,7 @@ def run_rank(task: RankTask, host: str) -> None:
 
 
 def _call(task: RankTask, trust: Trust, timeout_s: float) -> RankConnection:
-    """Call the hub, again and again if it hangs up, as it does with strangers who keep it waiting. Raises RankLost."""
+    """Call the hub, again each time it hangs up, as it does on a slow caller it does not know. Raises RankLost."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         left_s = max(0.001, deadline_s - time.monotonic())
@@ -125,7 +125,7 @@ def _serve(connection: RankConnection, worker: Worker, trust: Trust) -> None:
 
 
 def _tell(connection: RankConnection, message: RankWoke | RankRefusals) -> None:
-    """On another thread than the rank's own, which finds out by itself whether rank 0 is gone."""
+    """Send from another thread than the rank's own; the rank's own thread detects whether rank 0 is gone."""
     try:
         connection.send(message)
     except RankLost:

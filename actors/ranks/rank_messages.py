@@ -1,4 +1,4 @@
-"""What rank 0 of an engine and its further ranks say to each other, and the connection on which they say it.
+"""The messages between rank 0 of an engine and its further ranks, and the connection that carries them.
 
 Both ends are one engine, of one version, and a connection counts only after both have proven that they know the
 cluster's secret, inside TLS if the cluster has it. Messages are msgspec's, and each field has a range (rank_codec.py).
@@ -35,9 +35,9 @@ from kv_transfer.trust.tls_socket import TlsSocket
 
 @dataclass(frozen=True, slots=True)
 class RankTask:
-    """Everything that a further rank needs to know to take part.
+    """The settings, names, addresses and secrets with which a further rank starts.
 
-    hub, rendezvous: host and port, of rank 0's hub and of where the ranks' tensor-parallel group meets
+    hub, rendezvous: host and port of rank 0's hub, and of the rendezvous of the tensor-parallel group
     """
 
     config: EngineConfig
@@ -50,18 +50,18 @@ class RankTask:
 
     @property
     def hub_party(self) -> Party:
-        """The hub, as it proves itself."""
+        """The party as which the hub proves itself."""
         return Party(self.engine_id, self.incarnation)
 
     @property
     def own_party(self) -> Party:
-        """The rank, as it proves itself to the hub and to its peers on KV links."""
+        """The party as which the rank proves itself to the hub and to its peers on KV links."""
         return Party(f"{self.engine_id}/{self.tp_rank}", self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
 class RankReady:
-    """A further rank is loaded and warm. control_address: of its end of KV transfers."""
+    """A further rank is loaded and warmed up. control_address: host:port of its control streams for KV transfers."""
 
     control_address: Address
 
@@ -73,7 +73,7 @@ class RankWoke:
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
-    """A further rank has computed a step. All as in ModelRunnerOutput; all ranks sample the same tokens."""
+    """A further rank has computed a step. Fields are as in ModelRunnerOutput; all ranks sample the same tokens."""
 
     token_ids: np.ndarray
     kv_connector_output: KVConnectorOutput | None
@@ -96,7 +96,7 @@ class RankTrusts:
 
 @dataclass(frozen=True, slots=True)
 class RankRefusals:
-    """A further rank has refused so many connections since its start, because they proved nothing."""
+    """A further rank has refused `total` connections since its start, whose callers did not prove themselves."""
 
     total: Total
 
@@ -108,7 +108,7 @@ class RankStop:
 
 @dataclass(frozen=True, slots=True)
 class RankSecrets:
-    """The cluster's new secrets, a TrustMaterial whose alternatives are told apart."""
+    """The cluster's new secrets: a TrustMaterial, with one field for each type that its `tls` may have."""
 
     generation: Total
     secrets: Annotated[tuple[ShortBytes, ...], Meta(max_length=MAX_ACCEPTED)] = field(repr=False)
@@ -120,7 +120,7 @@ class RankSecrets:
 
     @classmethod
     def of(cls, material: TrustMaterial) -> RankSecrets:
-        """Return the message for what this process was given."""
+        """Return the message that carries this material."""
         tls = material.tls
         return cls(
             material.generation,
@@ -134,7 +134,7 @@ class RankSecrets:
 
     @property
     def material(self) -> TrustMaterial:
-        """The secrets and certificates that the message carries, as ranks use them."""
+        """The secrets and certificates that the message carries."""
         return TrustMaterial(
             self.generation,
             self.secrets,
@@ -169,9 +169,9 @@ class RankConnection:
             raise RankLost(f"the hub did not prove itself: {error}") from error
 
     def identify(self, hub: Member, timeout_s: float) -> tuple[socket.socket | TlsSocket, Party]:
-        """Let a caller prove itself, and prove the hub to it; nothing else is read before.
+        """Let a caller prove itself, and prove the hub to it, before anything else is read.
 
-        Returns what the caller is told over that it is welcome, and who it is. Raises Untrusted.
+        Returns the socket on which to welcome the caller, and the caller's party. Raises Untrusted.
         """
         deadline_s = time.monotonic() + timeout_s
         stream = self._stream.encrypt(hub.trust.tls, is_dialler=False, deadline_s=deadline_s)
@@ -182,14 +182,14 @@ class RankConnection:
         self.send_encoded(CODEC.encode(message))
 
     def send_encoded(self, message: bytes) -> None:
-        """Send a message to several ranks that is encoded once. Raises RankLost."""
+        """Send an encoded message, which may go to several ranks. Raises RankLost."""
         try:
             self._stream.send(message)
         except OSError as error:
             raise RankLost(f"nothing can be sent to a rank: {error!r}") from error
 
     def receive(self) -> object:
-        """Wait for the next message, as long as the other end lives. Raises RankLost when it does not."""
+        """Wait for the next message, for as long as the other end lives. Raises RankLost when it ends."""
         try:
             frame = self._stream.receive()
         except (OSError, EOFError) as error:
@@ -200,10 +200,10 @@ class RankConnection:
             raise RankLost(f"what it said is no message: {error}") from error
 
     def hang_up(self) -> None:
-        """Wake whoever receives, at both ends; from any thread."""
+        """Wake the threads that receive, at both ends; from any thread."""
         with contextlib.suppress(OSError):  # The other end was quicker.
             self._stream.hang_up()
 
     def close(self) -> None:
-        """Release the socket; by whoever receives."""
+        """Release the socket; only from the thread that receives."""
         self._stream.close()

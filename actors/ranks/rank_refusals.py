@@ -10,10 +10,10 @@ _INTERVAL_S: Final = 0.5
 
 
 class RefusalReports:
-    """note() may come from any thread and returns at once."""
+    """Reports totals to rank 0. note() may be called from any thread, and returns at once."""
 
     def __init__(self, send: Callable[[int], None]) -> None:
-        """send: gets the newest total, on a thread of its own."""
+        """send: called with the newest total, on a timer's thread."""
         self._send = send
         self._lock = threading.Lock()
         self._total = 0

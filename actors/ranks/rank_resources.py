@@ -1,4 +1,4 @@
-"""The resources of an engine's ranks; free of torch and ray, for those who only count them."""
+"""The resources of an engine's ranks; imports neither torch nor ray, for modules that only count them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The stream of messages between rank 0 of an engine and a further rank: each with its length in front, TLS or not.
+"""The stream of messages between rank 0 of an engine and a further rank, with or without TLS.
 
-One thread receives, any sends. Receiving waits for as long as the other end lives, sending does not.
+Each message follows its length. One thread receives; any thread may send. Receiving waits for as long as the other end
+lives; sending has a timeout.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from kv_transfer.errors import NotRaypd
 from kv_transfer.trust.tls import InternalTls, shake_hands
 from kv_transfer.trust.tls_socket import TlsSocket
 
-# A peer whose host is gone says nothing: keepalive finds out within about this long.
+# TCP keepalive detects a peer whose host is gone after about _KEEPALIVE_S * (_NUM_KEEPALIVES + 1) seconds.
 _KEEPALIVE_S: Final = 3
 _NUM_KEEPALIVES: Final = 3
 _LENGTH: Final = struct.Struct("!Q")
 MAX_MESSAGE_BYTES: Final = 2**30
-"""Of a step, with all that its new requests have; a hundred times what the largest of them have."""
+"""Largest message: a step with all its new requests, a hundred times the size of the largest real one."""
 _PIECE_BYTES: Final = 2**20
 
 
 class RankStream:
-    """One end. Raises OSError (EOFError at the stream's end) where it cannot go on."""
+    """One end of a stream. Its methods raise OSError when the connection fails, and EOFError at the stream's end."""
 
     def __init__(self, peer: socket.socket, timeout_s: float) -> None:
         """timeout_s: how long a full stream may block a sender."""
@@ -42,9 +43,9 @@ class RankStream:
         self._lock = threading.Lock()
 
     def encrypt(self, tls: InternalTls | None, *, is_dialler: bool, deadline_s: float) -> socket.socket | TlsSocket:
-        """Use TLS from now on, if the cluster has it; returns what the proof is to go over.
+        """Use TLS from now on, if the cluster has it; returns the socket on which the parties prove themselves.
 
-        Nothing was sent or received before. Raises NotRaypd.
+        Comes before anything is sent or received. Raises NotRaypd if no TLS connection comes about.
         """
         if tls is not None:
             assert isinstance(self._peer, socket.socket), "a stream is encrypted once"
@@ -64,22 +65,22 @@ class RankStream:
             self._peer.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytearray:
-        """Wait for the next message, as long as the other end lives."""
+        """Wait for the next message, for as long as the other end lives."""
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > MAX_MESSAGE_BYTES:
             raise OSError(errno.EMSGSIZE, f"a message of {size} bytes, the most is {MAX_MESSAGE_BYTES}")
         message = self._receive_exactly(min(size, _PIECE_BYTES))
         while len(message) < size:
-            # What is said to come is not allocated before as much of it has come.
+            # A message's memory grows with the bytes that came: its length alone allocates nothing.
             message += self._receive_exactly(min(size - len(message), len(message)))
         return message
 
     def hang_up(self) -> None:
-        """Wake whoever receives, at both ends; from any thread."""
+        """Wake the threads that receive, at both ends; from any thread."""
         self._peer.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Release the socket; by whoever receives."""
+        """Release the socket; only from the thread that receives."""
         self._peer.close()
 
     def _receive_exactly(self, size: int) -> bytearray:
@@ -92,8 +93,8 @@ class RankStream:
                 raise EOFError from None
             except TimeoutError as error:
                 if error.errno is not None:
-                    raise  # The kernel's: the host at the other end is gone.
-                continue  # TlsSocket's counts for both directions, and an engine may be idle for long.
+                    raise  # The kernel's timeout: the host at the other end is gone.
+                continue  # TlsSocket's timeout holds for receiving too, and an engine may be idle for longer.
             if num_bytes == 0:
                 raise EOFError
             waiting = waiting[num_bytes:]

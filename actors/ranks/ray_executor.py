@@ -1,8 +1,8 @@
 """RAY: further ranks as actors in the bundle of their engine's placement group, and so on its node.
 
-Ray gives them a place and a life; steps, tokens and KV go over the ranks' own connections (rank_hub.py), which both
-kinds of launcher share. An engine actor that dies takes its rank actors with it: it owns them, and their connection to
-it ends.
+Ray places, starts and ends their processes; steps, tokens and KV go over the ranks' own connections (rank_hub.py), as
+with process_ranks.py. When an engine actor dies, its rank actors end too: the engine actor owns them, and their
+connection to it ends.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class RankActor:
     """One further rank."""
 
     def run(self, task: RankTask) -> None:
-        """Live as that rank; returns at its end."""
+        """Run the rank; returns when it ends."""
         write_log_lines()
-        # Imported here: whoever handles this class does not load torch.
+        # Imported here: a process that only handles this class does not load torch.
         with no_collection():
             from actors.ranks.rank_loop import run_rank
 
@@ -40,7 +40,7 @@ class RankActor:
 
 
 class RayRankLauncher:
-    """A RankLauncher. Each rank gets as much of the bundle as the engine actor, rank 0, has."""
+    """Starts ranks as actors. Each rank gets as much of the bundle as the engine actor, which is rank 0."""
 
     def __init__(self, resources: RankResources) -> None:
         self._resources = resources
@@ -61,14 +61,14 @@ class RayRankLauncher:
 
 
 class RayRanks:
-    """Further ranks that were started, and their runs, which end when they do."""
+    """The actors of further ranks, and their calls of run(), which end when the ranks do."""
 
     def __init__(self, tasks: Sequence[RankTask], actors: Sequence[Any]) -> None:
         self._actors = list(actors)
         self._rank_of_run = {actor.run.remote(task): task.tp_rank for task, actor in zip(tasks, actors, strict=True)}
 
     def find_lost(self) -> str | None:
-        """The first run that has ended."""
+        """Say which rank has ended, and why, or return None; does not block unless one has."""
         ended, _ = ray.wait(list(self._rank_of_run), timeout=0)
         if not ended:
             return None
@@ -81,7 +81,7 @@ class RayRanks:
         return f"rank {self._rank_of_run[ended[0]]}: {reason}"
 
     def stop(self, timeout_s: float) -> None:
-        """Wait for their end, then kill: an actor outlives its run."""
+        """Wait until the ranks end, then kill their actors, which outlive run()."""
         runs = list(self._rank_of_run)
         _, running = ray.wait(runs, num_returns=len(runs), timeout=timeout_s)
         if running:

@@ -1,4 +1,4 @@
-"""A Serving on fake engines, for the tests of Serving and of the doors."""
+"""A Serving on fake engines, for the tests of Serving and of the API servers."""
 
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence

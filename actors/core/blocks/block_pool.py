@@ -36,25 +36,25 @@ class KVCacheBlock:
 
 
 class CacheObserver(Protocol):
-    """Who is told of blocks when they come into the prefix cache and when they go."""
+    """Receives each block that enters the prefix cache, and each that is evicted from it."""
 
     def on_blocks_cached(self, block_hashes: Sequence[BlockHash], block_ids: Sequence[int]) -> None:
-        """These blocks' KV is final, for as long as they are not evicted."""
+        """Note that these blocks entered the cache: their KV does not change until they are evicted."""
 
     def on_block_evicted(self, block_hash: BlockHash, block_id: int) -> None:
-        """This block is being given to somebody else, who writes it at the earliest in the step now being made."""
+        """Note that a block goes to another holder, which writes it in the step being scheduled at the earliest."""
 
     def clear(self) -> None:
-        """The whole cache was reset: what has been told is not valid any more."""
+        """Note that the whole cache was reset: no block that was reported earlier is cached any more."""
 
 
 class BlockPool:
-    """All blocks of one engine. Every operation costs O(1) per block it names."""
+    """All blocks of one engine's KV cache. Every operation costs O(1) per block that it names."""
 
     def __init__(
         self, num_blocks: int, events: KVEventLog | None = None, observer: CacheObserver | None = None
     ) -> None:
-        """events: where to note what the cache forgets."""
+        """events: the log in which the pool notes evictions and resets of the cache."""
         self._events = events
         self._observer = observer
         self.blocks = tuple(KVCacheBlock(block_id) for block_id in range(num_blocks))

@@ -1,17 +1,18 @@
-"""Which blocks each request holds.
+"""Keeps the blocks that each request holds.
 
 A request's blocks stand in the order of its tokens: token i is in slot i % block_size of block i // block_size. A
 failed allocation changes nothing. A block is named in the prefix cache only when a step, or a transfer, that filled it
 is over: see cache_blocks.
 
-A step that is still under way may write the blocks of a request that has ended meanwhile. Nobody else may have them
-before it is over, a link least of all, whose writes the device does not order after the step's: until then they are
-fenced, held by nobody and not free.
+A step that is still under way may write the blocks of a request that has ended meanwhile. Nothing else may use these
+blocks before the step is over, a link least of all, since the device does not order a link's writes after the step's.
+Until then the blocks are fenced: no request holds them, and they are not free.
 
-Blocks are shared when they are full. What a prompt has after them is copied (prompt_tails.py): the step that admits a
-request copies first. It holds the source until it is over, whatever becomes of its request.
+Requests share full blocks only. The cached tokens of a prompt after its last full block are copied (prompt_tails.py):
+the step that admits a request makes the copy before it computes. The step holds the source block until the step is
+over, even if the request ends before.
 
-Which cached block is evicted when a new one is needed is decided in block_pool.py.
+block_pool.py decides which cached block is evicted when a new block is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kv_transfer.params import TransferRole
 
 
 class KVCacheManager:
-    """Blocks by request id, on top of one block pool."""
+    """The blocks of each request, by its id, on top of one block pool."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""What happens to the prefix cache, for a router that keeps an index of who has which prefix.
+"""Events of the prefix cache, for a router that keeps an index of the engines that have a prefix.
 
 The events are vLLM's: BlockStored, BlockRemoved, AllBlocksCleared. A reader that applies the batches in order knows
-exactly which block hashes this engine can serve; a gap in the sequence numbers tells it to start anew. Who reads too
-rarely, or never, finds a gap: the oldest events are dropped where there are too many.
+exactly which block hashes this engine can serve; a gap in the sequence numbers tells the reader to start anew. A reader
+that comes too rarely finds a gap, since the log is bounded and drops its oldest events.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class BlockStored:
     """Full blocks can be found from now on.
 
     block_hashes:      in the order of the tokens
-    parent_block_hash: of the block before the first one; None if that begins a prompt
-    token_ids:         of all these blocks
+    parent_block_hash: hash of the block before the first one; None if the first one begins a prompt
+    token_ids:         the tokens of all these blocks, in order
     """
 
     block_hashes: list[BlockHash]
@@ -46,19 +46,19 @@ KVCacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 MAX_EVENTS: Final = 16_384
-"""Events that are kept for a reader, at most."""
+"""Largest number of events that are kept for a reader."""
 MAX_SIZE_BYTES: Final = 16 << 20
-"""What they may take together, roughly."""
+"""Largest estimated size of the kept events together."""
 _EVENT_SIZE_BYTES: Final = 200
 _HASH_SIZE_BYTES: Final = 64
 _TOKEN_SIZE_BYTES: Final = 36
-"""A list's entry and the number that it names."""
+"""Estimated size of a list's entry and of the integer that the entry refers to."""
 _MAX_JOINED_REMOVALS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class KVEventBatch:
-    """The events since the last batch. sequence: of the first event, 0, 1, 2 …; at_s: wall clock.
+    """The events since the last batch. sequence: number of the first event, counted from 0; at_s: wall clock.
 
     The next batch's sequence is this one's and the number of its events, unless events were dropped between them: then
     it is larger, and a reader starts anew.

@@ -1,12 +1,12 @@
-"""Which encoder outputs the worker keeps, by the hash of what was encoded.
+"""Decides which encoder outputs the worker keeps, by the hash of the encoded item.
 
-An entry is held by requests that still have to read it: by (request id, input id), since a prompt may show the same
-image twice. One that nobody holds stays until its space is needed, the one that was let go first is evicted first.
+Requests that still have to read an entry hold it, by (request id, input id), since a prompt may show the same image
+twice. An entry without a holder stays until its space is needed; the entry that was released first is evicted first.
 Invariants:
 - the embeddings of all entries fit into cache_size
-- an entry is in the queue of freeable ones iff nobody holds it
-The worker is told of evictions with the next step, and computes an entry in the step that allocated it: revoke() is for
-a request that is taken back out of that step.
+- an entry is in the queue of freeable ones iff it has no holder
+The next step carries evictions to the worker. The worker computes an entry in the step that allocated it: revoke() is
+for a request that is taken back out of that step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Entry:
 
 
 class EncoderCacheManager:
-    """cache_size: in embeddings."""
+    """The encoder cache as the scheduler counts it. cache_size: in embeddings."""
 
     def __init__(self, cache_size: int) -> None:
         self.cache_size = cache_size
@@ -36,7 +36,7 @@ class EncoderCacheManager:
 
     @property
     def num_freeable_slots(self) -> int:
-        """Slots that are free or would be after evicting all that nobody holds."""
+        """The number of slots that are free, or would be after evicting every entry without a holder."""
         return self.num_free_slots + sum(self._entries[mm_hash].num_embeds for mm_hash in self._freeable)
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:

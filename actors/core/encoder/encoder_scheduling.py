@@ -1,4 +1,4 @@
-"""Which of a request's items an encoder computes in a step, and how far the prompt can go with them."""
+"""Chooses which of a request's items the encoder computes in a step, and how far the prompt can go with them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from actors.core.requests.request import Request
 
 @dataclass(frozen=True, slots=True)
 class EncoderInputs:
-    """A decision that is not carried out yet.
+    """The encoder's part of one chunk: a decision that is not carried out yet.
 
-    input_ids:      to be allocated and computed
-    held_ids:       found in the cache; the request holds them since this choice, not since an earlier chunk
+    input_ids:      items to allocate and to compute
+    held_ids:       items found in the cache that the request holds since this choice, not since an earlier chunk
     num_new_tokens: how many tokens the chunk can have
-    num_embeds:     what computing them takes of the step's budget
+    num_embeds:     embeddings of input_ids, which count against the step's encoder budget
     """
 
     input_ids: list[int]
@@ -36,7 +36,8 @@ def schedule_encoder_inputs(
 ) -> EncoderInputs:
     """Choose the items that the chunk of num_new_tokens after num_computed_tokens touches and that have to be encoded.
 
-    An item that cannot be encoded now cuts the chunk just before it; inside of one the chunk has no token at all.
+    An item that cannot be encoded now ends the chunk just before the item; a chunk that would begin inside the item has
+    no tokens at all.
     """
     input_ids: list[int] = []
     held_ids: list[int] = []

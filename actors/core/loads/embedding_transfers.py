@@ -1,18 +1,19 @@
 """Embeddings that travel between engines: their blocks at both ends, while a link moves them.
 
-An engine that prefills fetches from an encode engine what this one has made of an image
+An engine that prefills fetches the embeddings of an image from the encode engine that computed them
 (actors/sessions/remote_encoding.py). The bytes go through blocks of both engines' KV caches
 (kv_transfer/sides/staged_bytes.py), which belong to no request:
 
-    who fetches   queued -> loading (blocks reserved, READY) -> over: read, blocks back
-    who encodes   wanted (READY is in) -> sending (blocks staged) -> over: left, blocks back
+    fetching engine   queued -> loading (blocks reserved, READY sent) -> over: bytes read, blocks free
+    encode engine     wanted (READY came) -> sending (blocks staged) -> over: bytes sent, blocks free
 
-Whoever has no room waits for it, up to a deadline. Then who encodes sends nothing, and who fetches is told why it gets
-nothing, and encodes the image itself. A fetch that is under way is cancelled then, and its blocks come back when it
-has drained.
+An engine without free blocks waits for them, up to a deadline. After the deadline the encode engine sends nothing; the
+fetching engine reports why it got nothing, and encodes the image itself. A fetch that is under way at its deadline is
+cancelled, and its blocks are free when the transfer has drained.
 
-Blocks are taken only if none of those that run, and not the first one that waits, lacks them then: images never hold up
-requests. They are pinned, and come back by themselves: what is sent leaves into blocks that are reserved already.
+A transfer takes blocks only if the running requests and the first waiting one have enough without them, so images
+never hold up requests. The blocks are pinned, and need no one to free them: the bytes go into blocks that the other end
+has reserved already.
 """
 
 from __future__ import annotations
@@ -35,16 +36,17 @@ from kv_transfer.prefix.prefix_fetch import FetchAnswer, add_fetches
 from kv_transfer.transfer_stats import TransferTimings
 
 _MAX_STAGED: Final = 0.5
-"""Of all blocks."""
+"""Largest part of all blocks that transfers of embeddings may hold."""
 _NUM_STEPS: Final = 8
-"""About how long a transfer takes."""
+"""About how many steps a transfer takes: the running requests keep the blocks that they need in that time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """What an engine needs to send and to fetch embeddings.
+    """The facts by which an engine sends and fetches embeddings.
 
-    identity: names its fetches; slot_size_bytes: of one token in the KV cache
+    identity: begins the names of the engine's fetches; slot_size_bytes: size of one token in the KV cache
+    kept_embeddings: the embeddings that other engines fetch from this one
     """
 
     identity: str
@@ -54,7 +56,10 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What became of a fetch. data: the bytes, or None for the reason. timings: if it came to an end on the link."""
+    """The result of a fetch.
+
+    data: the bytes; None if the fetch failed, for `reason`. timings: None if no transfer came to its end
+    """
 
     data: bytes | None
     reason: str = ""
@@ -63,9 +68,10 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingFetch:
-    """What is to be fetched, and who is told of it, once, on the engine's thread.
+    """One image's embeddings to fetch.
 
-    num_bytes: of the embeddings; deadline_s: by the engine's clock
+    num_bytes: size of the embeddings; deadline_s: by the engine's clock
+    on_over: called once with the result, on the engine's thread
     """
 
     peer: EngineAddress
@@ -83,17 +89,17 @@ class _Want:
 
 
 class EmbeddingTransfers:
-    """Belongs to the engine thread. Costs an engine that has none of them nothing."""
+    """The transfers of embeddings of one engine; only the engine thread may call it."""
 
     def __init__(self, staging: Staging | None, kv_cache_manager: KVCacheManager, want_timeout_s: float) -> None:
-        """staging: None: nothing is fetched or sent. want_timeout_s: how long a want waits for room here."""
+        """staging: None if nothing is fetched or sent; want_timeout_s: how long a peer's fetch waits for blocks."""
         self._staging = staging
         self._kv = kv_cache_manager
         self._want_timeout_s = want_timeout_s
         self._queued: dict[EmbeddingFetch, None] = {}
         self._loading: dict[TransferKey, EmbeddingFetch] = {}
         self._cancelled: dict[TransferKey, str] = {}
-        """Of those that load: why."""
+        """Why each cancelled fetch ends, for fetches that are still loading."""
         self._wants: dict[TransferKey, _Want] = {}
         self._sending: set[TransferKey] = set()
         self._num_started = 0
@@ -106,7 +112,7 @@ class EmbeddingTransfers:
     # -- from the engine that encodes to the one that fetches ----------------------------------------------------
 
     def begin(self, fetch: EmbeddingFetch) -> None:
-        """Fetch an image's embeddings as soon as there is room."""
+        """Fetch an image's embeddings as soon as enough blocks are free."""
         if self._staging is None:
             fetch.on_over(Fetched(None, "this engine has no links"))
         elif self._num_blocks_for(fetch) > self._max_num_blocks:
@@ -115,7 +121,7 @@ class EmbeddingTransfers:
             self._queued[fetch] = None
 
     def cancel(self, fetch: EmbeddingFetch, reason: str = "it is not wanted any more") -> None:
-        """End a fetch, if it is not over. Who began it is told when nothing is left of it."""
+        """End a fetch, if it is not over. Its on_over is called once the fetch holds no block any more."""
         if fetch in self._queued:
             del self._queued[fetch]
             self._fail(fetch, reason)

@@ -1,6 +1,7 @@
-"""Parts of prefixes that come from elsewhere, and those that others fetch: the bookkeeping around PrefixSources.
+"""Loads of prefix blocks from stores and other engines, and blocks that others fetch: bookkeeping around PrefixSources.
 
-RemoteKV has the requests' queues and blocks; here is what was asked for, by whom, and what was promised to others.
+RemoteKV has the requests' queues and blocks. PrefixLoads knows which request loads what, and which transfers serve
+cached blocks to other engines.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MAX_ANSWERED: Final = 0.25
 
 
 class PrefixLoads:
-    """Does nothing without sources."""
+    """The loads of prefixes of one engine; without sources it does nothing."""
 
     def __init__(
         self,
@@ -37,14 +38,14 @@ class PrefixLoads:
         room: LoadRoom,
         timeout_s: float,
     ) -> None:
-        """timeout_s: of a load."""
+        """timeout_s: how long a load may take."""
         self._sources = sources
         self._kv = kv_cache_manager
         self._loading = loading
         self._room = room
         self._timeout_s = timeout_s
         self._num_local_blocks: dict[str, int] = {}
-        """Of requests that load a prefix: how much of it was here before."""
+        """For each request that loads a prefix, how many of the prefix's blocks this engine had before."""
         self.answers: set[TransferKey] = set()
         """The transfers by which other engines get cached blocks."""
         self._steps: deque[tuple[int, float]] = deque()
@@ -58,11 +59,11 @@ class PrefixLoads:
     def try_start(
         self, request: Request, hit: Sequence[KVCacheBlock], queues: Queues, num_headroom_blocks: int, now_s: float
     ) -> bool:
-        """Reserve blocks for a request, and ask for what others have of its prefix beyond its hit here.
+        """Reserve blocks for a request, and ask for its prefix's blocks beyond `hit`, which this engine has.
 
-        Returns False, with nothing changed, if there is nothing to be had, or no room to wait for it with all blocks.
+        Returns False, with nothing changed, if no source has such blocks, or too few blocks are free for the request.
         """
-        # They are reserved before blocks are taken here, as that may push out what is stored.
+        # Reserved at the sources first: taking blocks here may make a store evict the blocks that it has.
         num_blocks = self._reserve(request, hit)
         if not num_blocks:
             return False

@@ -1,8 +1,9 @@
-"""Which adapters the workers have, and who waits for one that they do not have yet.
+"""Decides which adapters the workers have, and keeps the requests that wait for an adapter to be loaded.
 
-Loading goes on beside the steps: the workers are told by one step, and tell by a later one. An adapter is
-    wanted   somebody needs it, and there is no room for it yet
-    loading  the workers have been told
+Loading goes on beside the steps: one step carries the command to the workers, a later one brings the result. An adapter
+is
+    wanted   a request or a caller of preload() needs it, and there is no room for it yet
+    loading  the workers have the command
     loaded   every rank has it
 Invariants:
 - at most max_adapters are loading or loaded
@@ -24,7 +25,11 @@ from actors.errors import IntegrityError
 
 @dataclass(frozen=True, slots=True)
 class AdapterWaitOver:
-    """A request whose wait is over. failure: why it will never have its adapter; is_adapters_fault: nor ever could."""
+    """A request whose wait is over.
+
+    failure: why the request does not get its adapter; None if it does
+    is_adapters_fault: whether the load itself failed, and not the wait
+    """
 
     request: Request
     failure: str | None = None
@@ -33,7 +38,11 @@ class AdapterWaitOver:
 
 @dataclass(slots=True)
 class _Entry:
-    """waiting: requests that need it and cannot go on; users: ids of all unfinished requests that need it."""
+    """One adapter.
+
+    waiting: requests that need the adapter and cannot go on; users: ids of all unfinished requests that need it
+    callers: told of the load's result, for preload()
+    """
 
     adapter: Adapter
     is_loading: bool = False
@@ -48,13 +57,16 @@ class _Entry:
 
 
 class AdapterCache:
-    """Belongs to the engine thread. The workers' end is actors/model/lora/store.py."""
+    """The scheduler's view of the adapters; only the engine thread may call it.
+
+    The workers' end is actors/model/lora/store.py.
+    """
 
     def __init__(self, max_adapters: int, timeout_s: float, loaded: Iterable[Adapter] = ()) -> None:
-        """timeout_s: how long a request waits for its adapter; loaded: what the workers have from the start."""
+        """timeout_s: how long a request waits for its adapter; loaded: the workers' adapters from the start."""
         self._max_adapters = max_adapters
         self._timeout_s = timeout_s
-        # The one that was used longest ago first.
+        # Ordered by last use, the adapter that was used longest ago first.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         for adapter in loaded:
             self._entries[adapter.key] = _Entry(adapter, is_loaded=True)
@@ -64,7 +76,7 @@ class AdapterCache:
         self._stats = AdapterStats()
 
     def start(self, request: Request, now_s: float) -> bool:
-        """A request needs its adapter from now on, to its end. Returns whether it has to wait here."""
+        """Note that a request needs its adapter from now on, to its end. Returns whether the request has to wait."""
         adapter = request.lora
         assert adapter is not None, "it needs none"
         entry = self._use(adapter)
@@ -76,7 +88,7 @@ class AdapterCache:
         return True
 
     def preload(self, adapter: Adapter, on_done: Callable[[str | None], None]) -> None:
-        """Load an adapter that no request needs yet. on_done: told None, or why it cannot be loaded."""
+        """Load an adapter that no request needs yet. on_done: called with None, or with why the load failed."""
         entry = self._use(adapter)
         if entry.is_loaded:
             on_done(None)
@@ -90,7 +102,7 @@ class AdapterCache:
         return entry
 
     def release(self, request: Request) -> None:
-        """The request has ended, waiting or not; twice is as good as once."""
+        """Note that a request has ended, waiting or not. A second call changes nothing."""
         if request.lora is None or (entry := self._entries.get(request.lora.key)) is None:
             return
         entry.users.discard(request.request_id)
@@ -100,7 +112,7 @@ class AdapterCache:
             del self._entries[request.lora.key]
 
     def take_commands(self) -> AdapterCommands | None:
-        """What the workers are to be told now: who was asked for first is loaded first, as far as there is room."""
+        """Return the loads and drops for the next step, or None. The adapter that was needed first is loaded first."""
         loads: list[Adapter] = []
         num_held = sum(entry.is_loading or entry.is_loaded for entry in self._entries.values())
         for entry in [entry for entry in self._entries.values() if not (entry.is_loading or entry.is_loaded)]:
@@ -125,12 +137,12 @@ class AdapterCache:
         return False
 
     def take_in(self, loads: Mapping[str, str | None]) -> None:
-        """What has become of loads, by key: None, or why it has failed."""
+        """Take in the results of loads, by the adapter's key: None, or why the load has failed."""
         for key, failure in loads.items():
             entry = self._entries[key]
             entry.is_loading, entry.is_loaded = False, failure is None
             if failure is not None:
-                # Some of the ranks may have it.
+                # Some of the ranks may have loaded it.
                 del self._entries[key]
                 self._drops.append(key)
                 self._stats.num_failed_loads += 1
@@ -143,7 +155,7 @@ class AdapterCache:
                 on_done(failure)
 
     def take_over(self, now_s: float) -> list[AdapterWaitOver]:
-        """Take out those whose adapter is here, cannot be loaded, or took too long."""
+        """Take out the requests whose adapter is loaded, cannot be loaded, or took too long."""
         over = [one for one in self._over if not one.request.is_finished()]
         self._over = []
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
@@ -159,12 +171,12 @@ class AdapterCache:
         return None if first is None else first[0][0]
 
     def waiting(self) -> list[Request]:
-        """Requests that wait here, those included whose wait is over and that nobody has taken out yet."""
+        """The requests that wait here; also those whose wait is over, until take_over() takes them out."""
         over = [one.request for one in self._over if not one.request.is_finished()]
         return [*over, *(request for entry in self._entries.values() for request in entry.waiting.values())]
 
     def make_stats(self) -> AdapterStats:
-        """A snapshot."""
+        """Return a snapshot of the adapters and their counters."""
         stats = self._stats
         loaded = [entry.adapter.name for entry in self._entries.values() if entry.is_loaded]
         return AdapterStats(loaded, len(self.waiting()), stats.num_loads, stats.num_failed_loads, stats.num_evictions)

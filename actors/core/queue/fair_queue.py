@@ -1,4 +1,4 @@
-"""Queues that share what is served between those who want it: tenants, and the ingresses that requests come through."""
+"""Queues that share an engine fairly between tenants, and between the ingresses that requests come through."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actors.core.queue.request_queue import FLOW_LANE, FRONT_LANE, RequestQueue,
 from actors.core.requests.request import Request
 
 _Rank = tuple[float, float, int]
-"""Of a flow: its first request's level, its start tag, and, where these are equal, whose turn was longer ago."""
+"""The order of flows: the level of the flow's first request, its start tag, and, among equals, whose turn is older."""
 
 
 def create_request_queue(config: SchedulerConfig) -> RequestQueue:

@@ -34,7 +34,7 @@ class _Wait:
 
 
 class LoraWaits:
-    """Which adapters have waited too long, who gives way to them, and which loads are held back meanwhile.
+    """Decides which adapters are overdue, which give way to them, and which loads are held back meanwhile.
 
     Requests without an adapter are never held back, and cost nothing here.
     """

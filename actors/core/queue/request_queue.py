@@ -128,11 +128,11 @@ class PriorityRequestQueue(_HeapQueue):
         self._config = config
 
     def assign_position(self, request: Request) -> None:
-        """Give a request the place of its priority, without adding it."""
+        """Give a request the position of its priority, without adding the request."""
         request.queue_position = (self._lane, *order_of(request, self._config)[:2])
 
     def add_request(self, request: Request) -> None:
-        """Add a request at the place of its priority."""
+        """Add a request at the position of its priority."""
         self.assign_position(request)
         self.restore_request(request)
 
@@ -142,10 +142,10 @@ class PriorityRequestQueue(_HeapQueue):
 
 
 def order_of(request: Request, config: SchedulerConfig) -> tuple[float, float, str]:
-    """By what the priority policy serves, the smallest first, and chooses victims, the largest first.
+    """Return the sort key of the priority policy: it serves the smallest first, and preempts the largest first.
 
-    With priority_ageing_s a request rises by one level for each so many seconds that it waits. All rise alike, so
-    that the order of two of them never changes: it is that of priority + arrival_time / priority_ageing_s.
+    With priority_ageing_s a request rises by one level for each priority_ageing_s seconds that it waits. All requests
+    rise alike, so the order of two never changes: it is the order of priority + arrival_time / priority_ageing_s.
     """
     level = float(request.priority)
     if config.priority_ageing_s is not None:
@@ -154,5 +154,5 @@ def order_of(request: Request, config: SchedulerConfig) -> tuple[float, float, s
 
 
 def create_flat_queue(config: SchedulerConfig, lane: float, arrivals: Iterator[int]) -> RequestQueue:
-    """Make an empty queue of the configured policy that is fair to nobody."""
+    """Make an empty queue of the configured policy, without fairness between flows."""
     return PriorityRequestQueue(config, lane) if config.policy == "priority" else FCFSRequestQueue(lane, arrivals)

@@ -1,4 +1,4 @@
-"""A LoRA adapter as requests, engines and doors name it."""
+"""A LoRA adapter as requests, engines and ingresses name it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kv_transfer.message_ranges import MAX_KINDS, Name, Total, WireName, Word
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter with these very weights.
+    """An adapter with exactly these weights.
 
-    directory: where its files are, the same on every node
-    digest:    of the files; an engine that finds others there refuses
+    directory: directory of its files, the same on every node
+    digest:    hash of the files; an engine that finds files with another hash refuses the adapter
     """
 
     name: Name
@@ -24,13 +24,16 @@ class Adapter:
 
     @property
     def key(self) -> str:
-        """Names it in the prefix cache and in the batch: other weights under the same name have another key."""
+        """The adapter's key in the prefix cache and in the batch; other weights under its name have another key."""
         return f"{self.name}@{self.digest}"
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterCommands:
-    """What the workers are to do about adapters, before the step that carries this. drops: by key, these first."""
+    """Commands about adapters, which the workers carry out before the step that brings them, drops first.
+
+    drops: keys of the adapters to drop
+    """
 
     loads: Annotated[tuple[Adapter, ...], Meta(max_length=MAX_KINDS)] = ()
     drops: Annotated[tuple[WireName, ...], Meta(max_length=MAX_KINDS)] = ()
@@ -38,14 +41,14 @@ class AdapterCommands:
 
 @dataclass(slots=True)
 class AdapterStats:
-    """What an engine has of adapters. Totals run since its start.
+    """The adapters of an engine. Totals count from the engine's start.
 
-    loaded: their names, the one that was used longest ago first
+    loaded: names of the loaded adapters, the one that was used longest ago first
     """
 
     loaded: Annotated[list[WireName], Meta(max_length=MAX_KINDS)] = field(default_factory=list)
     num_waiting_reqs: Total = 0
-    """Requests that wait until theirs is loaded."""
+    """Requests that wait until their adapter is loaded."""
     num_loads: Total = 0
     num_failed_loads: Total = 0
     num_evictions: Total = 0

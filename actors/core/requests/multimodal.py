@@ -12,17 +12,17 @@ from msgspec import Meta
 from kv_transfer.message_ranges import Bulk, Count, PositiveCount, Word
 
 EMBEDDINGS: Final = "embeddings"
-"""The name of what has been encoded already, among an EncoderInput's arrays."""
+"""The name, among an EncoderInput's arrays, of embeddings that an encode engine has made already."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultiModalFeature:
     """One image, or another item.
 
-    mm_hash:    names its content: equal items are encoded once
-    offset, length: the prompt's placeholder tokens that it stands for
-    num_embeds: embeddings that the encoder makes of it; what the encoder's budget and cache count
-    grid:       how its tokens lie: (frames, rows, columns), for models whose positions go by it
+    mm_hash:    hash of its content: equal items are encoded once
+    offset, length: position and number of its placeholder tokens in the prompt
+    num_embeds: embeddings that the encoder makes of it; the encoder's budget and cache count these
+    grid:       (frames, rows, columns) of its tokens, for models whose positions depend on them
     """
 
     mm_hash: Word
@@ -33,20 +33,20 @@ class MultiModalFeature:
 
     @property
     def encoder_key(self) -> str:
-        """Names its embeddings in the encoder cache: a name that comes with another size has embeddings of its own."""
+        """The key of its embeddings in the encoder cache; an item with another number of embeddings has another key."""
         return f"{self.mm_hash}/{self.num_embeds}"
 
     @property
     def end(self) -> int:
-        """The first token after it."""
+        """The position of the first token after the item."""
         return self.offset + self.length
 
 
 @dataclass(frozen=True, slots=True)
 class PackedArray:
-    """A numpy array that travels.
+    """A numpy array as messages carry it.
 
-    dtype: by numpy's name; data: its elements in C order, little-endian
+    dtype: numpy's name of it; data: the elements in C order, little-endian
     """
 
     dtype: Word
@@ -56,9 +56,9 @@ class PackedArray:
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """What an encoder is given to make an item's embeddings: what the model's processor has made of it.
+    """An item as the model's processor prepared it for the encoder.
 
-    arrays: by the names of the encoder's arguments
+    arrays: the encoder's arguments, by name
     """
 
     mm_hash: Word
@@ -66,15 +66,15 @@ class EncoderInput:
 
     @property
     def size_bytes(self) -> int:
-        """Of all arrays."""
+        """The size of all arrays together."""
         return sum(len(array.data) for array in self.arrays.values())
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
-    """What a model's processor has made of an image.
+    """An image as the model's processor prepared it.
 
-    arrays: see EncoderInput; num_tokens: placeholders that it takes in a prompt; grid: see MultiModalFeature
+    arrays: see EncoderInput; num_tokens: the image's placeholder tokens in a prompt; grid: see MultiModalFeature
     """
 
     arrays: Annotated[dict[Word, PackedArray], Meta(max_length=16)]
@@ -83,7 +83,7 @@ class ProcessedImage:
 
     @property
     def size_bytes(self) -> int:
-        """Of all arrays."""
+        """The size of all arrays together."""
         return sum(len(array.data) for array in self.arrays.values())
 
 

@@ -1,9 +1,9 @@
-"""What an engine checks of a request where it enters: everything that its loaded model decides.
+"""Checks a request against the loaded model when the request enters an engine.
 
-Fields have ranges of their own (request.py), which are checked when a request is decoded. Whether a request has room
-and what it needs is the scheduler's to say (feasibility.py). Here is what would otherwise be found inside a step, where
-it would end the engine: tokens that the model does not know, arrays of another size than they say, a peer that this
-model cannot be shared with.
+Fields have ranges of their own (request.py), which are checked when a request is decoded. The scheduler checks whether
+a request has room and what it needs (feasibility.py). The checks here find mistakes that would otherwise raise inside a
+step and end the engine: tokens outside the model's vocabulary, arrays whose size contradicts their shape, a peer that
+this model cannot exchange KV with.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PIXELS: Final = "pixel_values"
 class ImageFacts:
     """The arrays that an image encoder takes for one image, and the embeddings that it makes of them.
 
-    hidden_size:     of an embedding
-    pixel_shape:     of pixel_values; None where a size may be any, and where a number of dimensions is not known
-    num_embeds:      of each image; None where it depends on the image
-    grid_merge_size: so many rows, and columns, of patches make one embedding; None for a model without grids
+    hidden_size:     size of one embedding
+    pixel_shape:     shape of pixel_values, with None for a size that may vary; None if the shape is not known
+    num_embeds:      embeddings of each image; None if it depends on the image
+    grid_merge_size: rows, and columns, of patches that make one embedding; None for a model without grids
     """
 
     hidden_size: int
@@ -47,7 +47,13 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """num_kv_heads: of all ranks. prompt_embeds_size, embedding_size: 0 where there are none. images: likewise None."""
+    """The facts of a model that limit requests.
+
+    num_kv_heads: of all ranks together
+    prompt_embeds_size: size of one embedding in a prompt; 0 if prompts have none
+    embedding_size: size of one embedding in the output; 0 if the model gives none
+    images: None if the model takes no images
+    """
 
     vocab_size: int
     num_kv_heads: int
@@ -57,7 +63,7 @@ class RequestLimits:
 
 
 def find_request_mistake(request: EngineCoreRequest, limits: RequestLimits) -> str | None:
-    """Say what of a request this engine's model cannot be given, or return None."""
+    """Say why this engine's model cannot take a request, or return None."""
     embeds, pooling = request.prompt_embeds, request.pooling_params
     if pooling is not None and pooling.dimensions is not None and pooling.dimensions > max(1, limits.embedding_size):
         return f"{pooling.dimensions} dimensions are wanted of {limits.embedding_size}"

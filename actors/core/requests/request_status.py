@@ -1,6 +1,6 @@
-"""The statuses of a request, and the only ways from one to another.
+"""The statuses of a request, and the only transitions between them.
 
-docs/states.md shows TRANSITIONS as render_transitions() prints it; a test holds the two together.
+docs/states.md shows TRANSITIONS as render_transitions() prints it; a test compares the two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 
 class RequestStatus(enum.IntEnum):
-    """Where a request is. Everything after PREEMPTED is final."""
+    """The status of a request. Every status after PREEMPTED is final."""
 
     WAITING = enum.auto()
     WAITING_FOR_FSM = enum.auto()
@@ -26,7 +26,7 @@ class RequestStatus(enum.IntEnum):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing can follow."""
+        """Whether the status is final."""
         return self > RequestStatus.PREEMPTED
 
 

@@ -55,7 +55,7 @@ class PoolingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """One request's sampling parameters. The door validates user input; here they are taken as valid.
+    """One request's sampling parameters. The ingress validates user input; the engine takes them as valid.
 
     temperature: 0 means greedy
     top_k:       0 means all tokens

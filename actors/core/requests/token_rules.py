@@ -1,4 +1,4 @@
-"""Which tokens a request's output must not have: those that are not allowed, and those that complete a bad word."""
+"""Rules for the tokens of a request's output: tokens that are not allowed, and tokens that complete a bad word."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from actors.core.requests.sampling_params import SamplingParams
 
 
 class TokenRules:
-    """One request's rules, prepared for being asked at every token.
+    """One request's rules, prepared for a check at every token.
 
-    Bad words are kept by their beginnings: what it takes to ask is one look-up for each length of these.
+    Bad words are kept by their beginnings, so a check costs one look-up for each length of a beginning.
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -26,16 +26,16 @@ class TokenRules:
 
     @classmethod
     def of(cls, params: SamplingParams) -> Self | None:
-        """Those of a request; None if it has none."""
+        """Return a request's rules, or None if it has none."""
         return cls(params) if params.has_token_rules else None
 
     @cached_property
     def allowed_token_ids(self) -> np.ndarray:
-        """[n] int64, the only tokens that may be sampled; empty: all may be."""
+        """The only tokens that may be sampled, [n] int64; empty if all may be."""
         return np.array(self._allowed, dtype=np.int64)
 
     def forbidden_after(self, output_token_ids: np.ndarray) -> list[int]:
-        """The tokens that would complete a bad word, as vLLM has it: the prompt does not count."""
+        """Return the tokens that would complete a bad word. As in vLLM, the prompt does not count."""
         forbidden: list[int] = []
         last = output_token_ids[-self._lengths[-1] :].tolist() if self._lengths and self._lengths[-1] else []
         for length in self._lengths:
@@ -44,7 +44,7 @@ class TokenRules:
         return forbidden
 
     def find_breach(self, output_token_ids: Sequence[int], num_earlier: int) -> str | None:
-        """Say which token, if any from this position on, should not be there."""
+        """Say which token from position num_earlier on breaks a rule, or return None."""
         token_ids = np.array(output_token_ids, dtype=np.int64)
         for position in range(num_earlier, len(token_ids)):
             token_id = int(token_ids[position])

@@ -1,4 +1,4 @@
-"""What an operator may ask for, and what is refused.
+"""The gRPC admin service accepts the orders of an operator, and refuses all others.
 
 Tests of cluster/api/shared/admin.py.
 """
