@@ -124,7 +124,7 @@ class RankHub:
         return ready
 
     def explain(self, error: RankLost) -> RankLost:
-        """Return RankLost with the lost rank's own reason, if that comes in time: a forward only sees its socket break."""
+        """Return RankLost with the lost rank's own reason, if it comes in time; a forward only sees a broken socket."""
         self._has_failed.wait(_EXPLANATION_TIMEOUT_S)
         return RankLost(self._failure) if self._failure is not None else error
 
