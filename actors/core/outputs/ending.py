@@ -13,10 +13,10 @@ from kv_transfer.connector.steps import ProducerEnd
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A request that has to end, and what its client is told with that.
+    """A request that has to end, and the last output for its client.
 
     new_token_ids: the last tokens of its output, which its client has not been told yet
-    is_silent: the client hears of the end from elsewhere
+    is_silent: the client gets no output, since it knows of the end
     producer_end, first_token_id: what a producer's connector is told
     """
 

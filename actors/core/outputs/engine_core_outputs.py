@@ -30,7 +30,7 @@ from kv_transfer.transfer_stats import TransferTimings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimings:
-    """One request's life in one engine, sent with its last output.
+    """The times and counts of one request in one engine, sent with the request's last output.
 
     queued_s:  from its arrival at the engine until it was first scheduled or its blocks were reserved
     prefill_s: from then until its first token was sampled here; 0 if none was
@@ -51,7 +51,7 @@ class RequestTimings:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A request has lost its blocks to others and waits; it goes on by itself, unless its client has a better place.
+    """A request has lost its blocks to others and waits; it resumes here later, unless its client moves it elsewhere.
 
     num_computed_tokens: so many tokens from the start had their KV here; it stays cached until its blocks are reused
     num_wait_steps: how many steps until there is room for it again, if those that run go on to their full length

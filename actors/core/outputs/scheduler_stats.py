@@ -25,7 +25,7 @@ class PrefixCacheStats:
     hits: Total = 0
     """Tokens found."""
     loaded: Total = 0
-    """Tokens beyond these that came from stores or from other engines."""
+    """Further tokens whose KV came from stores or from other engines."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class EmbeddingStats:
     num_received: Total = 0
     """Images whose embeddings came from an encode engine."""
     num_failed: Total = 0
-    """Fetches that brought nothing: the image is encoded here."""
+    """Fetches that failed; this engine encodes the image itself."""
     num_sent: Total = 0
     """Images whose embeddings were staged here for others."""
     num_not_sent: Total = 0
@@ -73,9 +73,9 @@ class SchedulerStats:
     num_output_tokens: Total = 0
     num_steps: Total = 0
     num_late_completions: Total = 0
-    num_refused_handoffs: Total = 0
-    """Tickets whose engines' ranks were in the wrong order, or not this engine's: one engine does all of it then."""
     """Completions that came late, twice or for an unknown request, and were dropped."""
+    num_refused_handoffs: Total = 0
+    """Handoffs refused because the engines' ranks were in the wrong order, or not this engine's rank."""
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     spec_decoding_stats: SpecDecodingStats | None = None
     num_corrupted_reqs: Total = 0

@@ -1,1 +1,1 @@
-"""One step: who computes how many tokens in it, and what came of it."""
+"""The parts of the scheduler that put one step together and take in its results."""

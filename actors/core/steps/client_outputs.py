@@ -98,7 +98,7 @@ class ClientOutputs:
         self._of(request.client_index).finished_req_ids.add(request.request_id)
 
     def take(self) -> dict[int, EngineCoreOutputs]:
-        """Hand out everything, by client index."""
+        """Return and forget all outputs, by client index."""
         outputs, self._outputs = self._outputs, {}
         return outputs
 

@@ -173,7 +173,7 @@ class StepUpdate:
 
     def _count_drafts(self, num_drafted: int, num_accepted: int) -> None:
         stats = self._stats.spec_decoding_stats
-        if stats is None:  # Somebody drafts by hand.
+        if stats is None:  # Drafts came without a configured drafter.
             stats = self._stats.spec_decoding_stats = SpecDecodingStats(num_drafted)
         stats.num_drafts += 1
         stats.num_draft_tokens += num_drafted
