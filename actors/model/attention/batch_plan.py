@@ -24,7 +24,7 @@ _ALWAYS_TOGETHER_BLOCKS = 8
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The KV cache as the plan needs it; dtype and device are those of masks and of index tensors."""
+    """The KV cache's dimensions that a plan needs; dtype is of the masks, device of the masks and index tensors."""
 
     num_kv_heads: int
     num_layers: int
@@ -37,10 +37,11 @@ class CacheShape:
 class DecodeBucket:
     """Sequences of similar length that compute one token each.
 
-    tokens: [n] where they are in the flattened batch
-    tiles:  [n * num_kv_heads * num_blocks] tiles of layer 0's keys
-    mask:   [n, 1, 1, num_blocks * block_size] additive
-    prefix_tiles: [num_kv_heads * num_prefix_blocks] tiles that all of them begin with, before those of tiles; or None
+    tokens: [n], int64, the index of each sequence's token in the flattened batch
+    tiles:  [n * num_kv_heads * num_blocks], int64, tiles of layer 0's keys
+    mask:   [n, 1, 1, num_blocks * block_size], additive, the cache's dtype
+    prefix_tiles: [num_kv_heads * num_prefix_blocks], int64, layer 0's key tiles of the blocks that all sequences begin
+        with; tiles then holds the blocks after them. None if no blocks are shared
     """
 
     tokens: Tensor
@@ -53,8 +54,9 @@ class DecodeBucket:
 class PrefillSegment:
     """One sequence that computes several tokens, [start, stop) of the flattened batch.
 
-    tiles: [num_kv_heads * num_blocks] tiles of layer 0's keys, or None if it attends to this step's tokens only
-    mask:  [num_tokens, num_keys] additive, or None for plain causal
+    tiles: [num_kv_heads * num_blocks], int64, tiles of layer 0's keys, or None if the sequence attends to this step's
+        tokens only
+    mask:  [num_tokens, num_keys], additive, the cache's dtype, or None for plain causal attention
     """
 
     start: int
@@ -117,7 +119,7 @@ def plan_window(shape: BatchShape, cache: CacheShape, sliding_window: int | None
 
 
 def _plan_prefix(shape: BatchShape, decoding: np.ndarray, first_blocks: np.ndarray, cache: CacheShape) -> Tensor | None:
-    """Tiles of the blocks to read once, if that pays; first_blocks of the decoding requests are then those after."""
+    """Return the tiles of shared blocks to read once, or None; moves first_blocks of decoding requests behind them."""
     num_shared = count_shared_blocks(shape, len(decoding), cache.block_size, cache.device)
     if not num_shared:
         return None
@@ -153,7 +155,7 @@ def _plan_decodes(
 ) -> DecodeBucket:
     cache, sliding_window = kind
     columns = np.arange(int(num_blocks[requests].max()))
-    # Padding repeats a sequence's own last block: what it holds belongs to nobody else.
+    # Padding repeats a sequence's own last block, never another request's; the mask hides the repetition.
     columns = np.minimum(columns, num_blocks[requests, None] - 1) + first_blocks[requests, None]
     blocks = shape.block_tables[requests[:, None], columns]
     num_keys = blocks.shape[1] * cache.block_size
@@ -190,7 +192,7 @@ def _is_visible(queries: np.ndarray, keys: np.ndarray, sliding_window: int | Non
 
 
 def _tiles(blocks: np.ndarray, cache: CacheShape) -> Tensor:
-    """[n, num_blocks] block ids -> [n * num_kv_heads * num_blocks] tiles of layer 0's keys."""
+    """Map block ids, [n, num_blocks], to tiles of layer 0's keys, [n * num_kv_heads * num_blocks], int64."""
     heads = np.arange(cache.num_kv_heads)[:, None]
     tiles = (blocks[:, None, :] * cache.num_kv_heads + heads) * (cache.num_layers * 2)
     return _to_tensor(tiles.reshape(-1), cache)

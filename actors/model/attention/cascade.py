@@ -1,7 +1,7 @@
-"""Attention of a decode batch that begins with the same blocks: their keys are read once for all of it.
+"""Computes attention of decoding sequences that begin with the same blocks, which are read once for all of them.
 
-What is common is one product of matrices instead of one of a vector with a matrix for each sequence, and is gathered
-once. The scores of both parts stand in one row before the softmax, so nothing is approximated.
+The shared prefix is gathered once, and its scores are one matrix-matrix product for all sequences instead of one
+vector-matrix product for each. One softmax covers the scores of the prefix and of the rest, so nothing is approximated.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 
 _MIN_SEQUENCES = 4
 _MIN_TOKENS = 2048
-"""Read once instead of so often. Below, the additional operations cost more: benchmarks/cascade.py."""
+"""The fewest shared tokens, counted once for each sequence, that pay for the additional operations.
+
+benchmarks/cascade.py measures it.
+"""
 
 
 def count_shared_blocks(shape: BatchShape, num_decoding: int, block_size: int, device: torch.device) -> int:
-    """How many blocks from the start to read once for all sequences that decode; 0 where it does not pay."""
+    """Return how many leading blocks to read once for all decoding sequences; 0 if that does not pay, or on a GPU."""
     num_blocks = shape.num_common_blocks
     is_measured = device.type == "cpu"
     pays = num_decoding >= _MIN_SEQUENCES and num_decoding * num_blocks * block_size >= _MIN_TOKENS
@@ -32,12 +35,12 @@ def attend_with_shared_prefix(
     own: tuple[Tensor, Tensor],
     mask: Tensor,
 ) -> Tensor:
-    """One token of each sequence against what all begin with, and what each has after that.
+    """Attend with one token of each sequence to the shared prefix, and to its own keys after the prefix.
 
     queries: [n, num_kv_heads, num_heads / num_kv_heads, head_dim]
     prefix:  keys and values, [1, num_kv_heads, num_prefix_tokens, head_dim]
     own:     keys and values, [n, num_kv_heads, num_keys, head_dim]
-    mask:    [n, 1, 1, num_keys] additive, of the own ones
+    mask:    [n, 1, 1, num_keys], additive, for the sequences' own keys
     Returns queries' shape and dtype; computes in float32.
     """
     num_sequences, num_kv_heads, group, head_dim = queries.shape

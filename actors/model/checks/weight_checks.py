@@ -76,7 +76,7 @@ def _is_leftover(name: str, config: PretrainedConfig) -> bool:
     if _LEFTOVERS.search(name) or (not kind_of(config).generates and _HEADS.search(name)):
         return True
     text = config.get_text_config(decoder=True)
-    # DeepSeek and those that follow it number the layers that guess further tokens on after the model's own.
+    # DeepSeek and models that follow it number their layers for multi-token prediction on after the decoder's layers.
     num_further = getattr(text, "num_nextn_predict_layers", None) or 0
     layer = re.match(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.", name)
     return layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_further
@@ -93,7 +93,7 @@ def refuse_nan(directory: Path, model: nn.Module) -> None:
     """Raise CheckpointError if a weight holds NaN or an infinite number. Reads every weight once."""
     for name, weight in model.named_parameters():
         if not weight.is_floating_point() or weight.dtype.itemsize < 2:
-            # Sums of 8-bit numbers are not there on every device; scales beside them are looked at.
+            # Not every device can sum 8-bit numbers; the scales beside such weights are checked.
             continue
         if bool(torch.isfinite(weight.sum(dtype=torch.float32))):
             continue
@@ -104,14 +104,14 @@ def refuse_nan(directory: Path, model: nn.Module) -> None:
 
 
 def list_names(names: Iterable[str]) -> str:
-    """The first few, and how many there are besides."""
+    """Join the first few names, and say how many more there are."""
     names = list(names)
     more = f", and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def _describe_shapes(key: object) -> str:
-    """key: (name, shape in the checkpoint, shape in the model), as transformers reports it"""
+    """Describe a mismatch that transformers reports as key: (name, shape in the checkpoint, shape in the model)."""
     assert isinstance(key, tuple), "transformers reports both shapes"
     name, found, expected = key
     return f"{name} is {list(found)} instead of {list(expected)}"

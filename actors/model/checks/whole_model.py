@@ -40,7 +40,7 @@ from actors.model.tensor_parallel.weight_sources import CheckpointWeights, Merge
 logger = logging.getLogger(__name__)
 
 MAX_SECONDS: Final = 60.0
-"""How long layers of the whole model are begun; the first is read in any case."""
+"""Seconds after which no further layer of the whole model is read; the first layer is read in any case."""
 _NUM_TOKENS: Final = 24
 
 
@@ -48,8 +48,8 @@ _NUM_TOKENS: Final = 24
 class ModelRun:
     """The hidden states and the output that a model computed from some tokens.
 
-    layers: each decoder layer's hidden states, [num_tokens, hidden_size]; as many as were reached
-    output: logits, or the last hidden states; None if a layer was the last one
+    layers: the hidden states, [num_tokens, hidden_size], of each decoder layer that was reached
+    output: logits, or the last hidden states; None if time ran out before the last layer
     """
 
     layers: tuple[Tensor, ...]
@@ -57,7 +57,7 @@ class ModelRun:
 
 
 class _OutOfTimeError(Exception):
-    """The next layer is not to be read any more."""
+    """The deadline has passed before the next layer is read."""
 
 
 def check_split(
@@ -68,7 +68,7 @@ def check_split(
     vocab_size: int,
     max_tokens: int,
 ) -> None:
-    """Raise SelfCheckFailed on every rank unless the split model gives what the whole one gives.
+    """Raise SelfCheckFailed on every rank unless the split model computes what the whole one computes.
 
     Collective: every rank calls it at the same point.
     run_whole: computes the whole model's run of [num_tokens] tokens; called on rank 0
@@ -103,7 +103,7 @@ def run_from_files(
     directory: Path, config: PretrainedConfig, dtype: torch.dtype, tokens: Tensor, *, trust_remote_code: bool
 ) -> ModelRun:
     """Run the whole model of a checkpoint, layer by layer, on the tokens' device."""
-    # Each model writes into its config which attention it uses: the split one must keep its own.
+    # A model writes its attention implementation into its config: the split model's config must stay as it is.
     config = copy.deepcopy(config)
     with torch.device("meta"):
         model: PreTrainedModel = kind_of(config).auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
@@ -125,7 +125,7 @@ def run_from_files(
 
 
 def record_run(forward: FlatForward, tokens: Tensor) -> ModelRun:
-    """Run a model with its own attention, and keep what its decoder layers give."""
+    """Run a model with its own attention, and keep the hidden states that its decoder layers return."""
     layers: list[Tensor] = []
 
     def keep(module: nn.Module, inputs: object, output: Tensor | tuple[Tensor, ...]) -> None:
@@ -143,7 +143,7 @@ def record_run(forward: FlatForward, tokens: Tensor) -> ModelRun:
 
 
 def decoder_layers(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-    """The decoder's layers with their names, in order."""
+    """Return the decoder's layers with their names, in order. Raises SelfCheckFailed if they are not in one list."""
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
@@ -152,7 +152,7 @@ def decoder_layers(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
 
 
 class _Reader:
-    """Gives layers their weights when the forward gets to them, and takes them away behind it."""
+    """Reads each layer's weights when the forward reaches the layer, and drops the weights after the layer has run."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Reader:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """names_by_owner: the checkpoint's names of each layer's weights; of all others under the empty name"""
+        """names_by_owner: the checkpoint's names of weights, by layer; weights of no layer are under the empty name"""
         self._model = model
         self._slices = slices
         self._names_by_owner = names_by_owner
@@ -175,7 +175,10 @@ class _Reader:
 
     @contextmanager
     def attached(self, deadline_s: float) -> Iterator[None]:
-        """Read what is in no layer, and each layer in its turn; none that begins after the deadline."""
+        """Read weights outside the layers at once, and a layer's when the forward reaches it before deadline_s.
+
+        deadline_s: on the clock of time.monotonic(); the first layer is read even after it
+        """
         self._read("")
         self._model.tie_weights()
         hooks = []

@@ -37,10 +37,10 @@ WITH_SINKS: Final = _words(
     deepseek_v4 flint gpt_oss granite_swa granitemoe_swa hy_v4 mimo_v2_flash
     """
 )
-"""Causal language models with a learned weight beside the keys of each head."""
+"""Causal language models with attention sinks: a learned weight beside the keys of each head."""
 
 WITH_WINDOW_IN_MASK: Final = _words("moshi phimoe qwen2_moe")
-"""Causal language models that have their sliding window in a mask only, and do not tell attention of it."""
+"""Causal language models that apply their sliding window in a mask only, and do not pass the window to attention."""
 
 BIDIRECTIONAL_UNLESS_DECODER: Final = _words(
     """

@@ -46,7 +46,7 @@ _CONFIG_ERRORS: Final = (OSError, ValueError, KeyError, TypeError, AttributeErro
 
 
 def read_config(directory: Path, *, trust_remote_code: bool) -> PretrainedConfig:
-    """Read config.json with transformers' class for it. Raises CheckpointError."""
+    """Read config.json with transformers' config class. Raises CheckpointError if the file cannot be used."""
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
@@ -60,24 +60,24 @@ def read_config(directory: Path, *, trust_remote_code: bool) -> PretrainedConfig
 
 
 def architecture_name(config: PretrainedConfig) -> str:
-    """The class name that the checkpoint gives, or its model type."""
+    """Return the class name that the checkpoint gives, or the model type if the checkpoint gives none."""
     architectures = getattr(config, "architectures", None)
     return str(architectures[0]) if architectures else str(config.model_type)
 
 
 def describe(error: Exception) -> str:
-    """An error's message in one line."""
+    """Return an error's message in one line, or the error's class name if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def refuse_by_config(config: PretrainedConfig, tp_size: int) -> None:
-    """Raise UnsupportedModel if the config shows what an engine of so many ranks cannot serve."""
+    """Raise UnsupportedModel if the config shows that an engine of tp_size ranks cannot serve the model."""
     if (reason := reason_in_config(config) or reason_on_ranks(config, tp_size)) is not None:
         raise UnsupportedModel(architecture_name(config), reason)
 
 
 def reason_in_config(config: PretrainedConfig) -> str | None:
-    """Why no engine serves the model; None if the config does not speak against it."""
+    """Return why no engine serves the model, or None if the config names no reason."""
     return next((reason for reason in _reasons(config) if reason is not None), None)
 
 
@@ -94,10 +94,11 @@ def reason_on_trial(config: PretrainedConfig, max_model_len: int) -> str | None:
 
 
 def reason_in_windows(text: PretrainedConfig, windows: list[int | None], max_model_len: int) -> str | None:
-    """Why a model whose layers ask attention for these windows is not served; None if its config names the same.
+    """Return why a model whose layers ask attention for these windows is not served; None if its config agrees.
 
-    Such a model has its window in a mask of its own, which our attention never sees. The self-check would notice only
-    if its sequences were longer than the window.
+    windows: each layer's sliding window in tokens, None for full attention
+    A model that is refused here applies its window in a mask of its own, which our attention never sees. The self-check
+    would notice only if its sequences were longer than the window.
     """
     window = getattr(text, "sliding_window", None)
     if window is None or window >= max_model_len or getattr(text, "use_sliding_window", True) is False:
@@ -118,14 +119,14 @@ def _indices(flags: list[bool]) -> list[int]:
 
 
 def _layer_shapes(text: PretrainedConfig) -> set[tuple[int, ...]]:
-    """The shapes of layers whose config differs from the others'; empty if all are alike by their config."""
+    """Return the layers' different (heads, KV heads, head_dim); empty if the config declares all layers alike."""
     if not getattr(text, "is_heterogeneous", False):
         return set()
     return {(*count_heads(layer), int(getattr(layer, "head_dim", None) or 0)) for layer in text.per_layer_config}
 
 
 def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:
-    """Why the model is not split over so many ranks; None if the config does not speak against it."""
+    """Return why the model cannot be split over tp_size ranks, or None if the config names no reason."""
     if tp_size == 1:
         return None
     if vision_family(config) is not None:
@@ -148,13 +149,13 @@ def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:
 
 
 def count_heads(text: PretrainedConfig) -> tuple[int, int]:
-    """The attention heads of a layer, and its KV heads."""
+    """Return the number of attention heads of a layer, and the number of its KV heads."""
     num_heads = int(text.num_attention_heads)
     return num_heads, int(getattr(text, "num_key_value_heads", None) or num_heads)
 
 
 def quantization_method(config: PretrainedConfig) -> str | None:
-    """How the checkpoint's weights are quantized; None if they are not."""
+    """Return the method that the checkpoint's weights are quantized with; None if they are not quantized."""
     text = config.get_text_config(decoder=True)
     settings = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
     if not settings:
@@ -207,7 +208,7 @@ def _reason_in_layer_types(text: PretrainedConfig) -> str | None:
             state = "; it keeps recurrent state there" if text.model_type in WITH_RECURRENT_STATE else ""
             return f"it has layers of a kind that is not served ({field}: {', '.join(other)}){state}"
     if text.model_type == "llama4_text" and text.attn_temperature_tuning and not all(text.no_rope_layers or []):
-        # transformers takes a token's position there from the length of its own cache, which is not used here.
+        # transformers takes a token's position in Llama 4 from the length of its own cache, which raypd does not use.
         return "it scales attention by a token's position (attn_temperature_tuning), which it counts by its own cache"
     return None
 
@@ -263,7 +264,7 @@ def _has_latent_attention(text: PretrainedConfig) -> bool:
     try:
         return getattr(text, "kv_lora_rank", None) is not None
     except RuntimeError:
-        # transformers refuses to give the rank of a config that has one for each layer.
+        # transformers raises if each layer has its own kv_lora_rank.
         return True
 
 

@@ -11,12 +11,13 @@ from actors.model.errors import UnsupportedModel
 
 
 def derive_max_model_len(config: PretrainedConfig, wanted: int | None, first_position: int = 0) -> int:
-    """The longest sequence, prompt plus output: the model's own limit, or less if less is wanted.
+    """Return the longest sequence in tokens, prompt plus output: wanted, or the model's own limit if wanted is None.
 
-    first_position: the model's number of it; those below are not used
+    first_position: the position that the model gives a sequence's first token; lower positions are not used
     LongRoPE rotates every token of a batch by the frequencies of the longest sequence in it. Served beyond its original
-    length, a request's tokens would depend on its neighbours: it is refused, unless the wanted length ends before.
-    Raises UnsupportedModel if more is wanted than the model can do, or if the model does not say how much it can.
+    length, a request's tokens would depend on other requests of the batch: longer sequences are refused.
+    Raises UnsupportedModel if wanted exceeds the limit, if the config has no limit and wanted is None, or if wanted is
+    None and a LongRoPE model's own limit is beyond its original length.
     """
     text = config.get_text_config(decoder=True)
     positions: int | None = getattr(text, "max_position_embeddings", None)

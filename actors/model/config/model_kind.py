@@ -32,22 +32,22 @@ _CLASSIFIER_SUFFIX = "ForSequenceClassification"
 
 
 class ModelKind(enum.Enum):
-    """The kinds of models. Those that generate give tokens and vectors; the others give vectors only."""
+    """The kinds of models. Generating models return tokens and vectors; the other kinds return vectors only."""
 
     GENERATION = enum.auto()
     GENERATION_FROM_IMAGES = enum.auto()
     EMBEDDING = enum.auto()
-    """A model without a head: its last hidden states are what it is for."""
+    """A model without a head, which returns its last hidden states."""
     CLASSIFICATION = enum.auto()
 
     @property
     def generates(self) -> bool:
-        """Whether it gives tokens."""
+        """Whether a model of this kind generates tokens."""
         return self in (ModelKind.GENERATION, ModelKind.GENERATION_FROM_IMAGES)
 
     @property
     def auto_class(self) -> AutoClass:
-        """transformers' class for it."""
+        """The class of transformers that loads models of this kind."""
         match self:
             case ModelKind.GENERATION:
                 return AutoModelForCausalLM
@@ -60,7 +60,7 @@ class ModelKind(enum.Enum):
 
 
 def kind_of(config: PretrainedConfig) -> ModelKind:
-    """By the class that the checkpoint names; one that names none is taken for a causal language model."""
+    """Return the kind of the class that the config names; without a class name, the model counts as generating."""
     name = (getattr(config, "architectures", None) or [""])[0]
     if name.endswith(_CLASSIFIER_SUFFIX):
         return ModelKind.CLASSIFICATION
@@ -71,7 +71,7 @@ def kind_of(config: PretrainedConfig) -> ModelKind:
 
 
 def has_class(config: PretrainedConfig) -> bool:
-    """Whether transformers has a class of the model's kind for it."""
+    """Whether transformers has a class of the model's kind for its model type."""
     names_by_kind: dict[ModelKind, Mapping[str, object]] = {
         ModelKind.GENERATION: MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         ModelKind.GENERATION_FROM_IMAGES: MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,

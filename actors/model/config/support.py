@@ -16,7 +16,7 @@ from actors.model.multimodal.families import vision_family
 
 
 def refuse_unsupported(config: PretrainedConfig, *, trust_remote_code: bool, tp_size: int = 1) -> None:
-    """Raise UnsupportedModel if the config or the class behind it shows what the engine cannot serve."""
+    """Raise UnsupportedModel if the config or the model's class shows that the engine cannot serve the model."""
     refuse_by_config(config, tp_size)
     if (reason := _reason_in_class(config, trust_remote_code)) is not None:
         raise UnsupportedModel(architecture_name(config), reason)
@@ -43,7 +43,7 @@ def _reason_in_class(config: PretrainedConfig, trust_remote_code: bool) -> str |
 
 
 def _build_without_weights(config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel | None:
-    """The model on the meta device: its structure without its memory. None if there is no class for the config."""
+    """Build the model on the meta device, without its weights; None if transformers has no class for the config."""
     auto_class = kind_of(config).auto_class
     if not trust_remote_code and type(config) not in auto_class._model_mapping:
         return None

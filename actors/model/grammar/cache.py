@@ -1,4 +1,4 @@
-"""Compiled grammars that later requests may have as well."""
+"""Keeps compiled grammars for later requests that name the same grammar."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ class GrammarCache:
         return self._grammars.get(params)
 
     def put(self, params: StructuredOutputParams, compiled: xgrammar.CompiledGrammar | GrammarError) -> None:
-        """Keep a new one, and let go of others until there is room; one that is too large alone is not kept."""
+        """Keep a result, dropping others until it fits; a result larger than the whole cache is not kept."""
         size = len(str(compiled)) if isinstance(compiled, GrammarError) else int(compiled.memory_size_bytes)
         self._grammars.put(params, compiled, size + len(params.value))

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whitespace: int) -> bytes:
-    """Compile one grammar, and say what came of it."""
+    """Compile one grammar; return COMPILED and the serialized grammar, or REFUSED and the reason."""
     try:
         compiled = _compile(compiler, kind, value, max_whitespace)
         if not _has_beginning(compiled):
@@ -54,7 +54,7 @@ def answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whites
 
 
 def _has_beginning(compiled: xgrammar.CompiledGrammar) -> bool:
-    """Whether any token may come first: not, for instance, in a schema that refers to nothing but itself."""
+    """Whether the grammar allows any first token; a schema that only refers to itself, for instance, allows none."""
     bits = np.zeros((1, -(-compiled.tokenizer_info.vocab_size // 32)), dtype=np.int32)
     return not xgrammar.GrammarMatcher(compiled).fill_next_token_bitmask(bits) or bool(bits.any())
 
@@ -72,7 +72,7 @@ def _compile(
         case "regex":
             return compiler.compile_regex(value)
         case "choice":
-            # A literal of the grammar's is written like one of JSON.
+            # A string literal in xgrammar's grammar syntax is written like a JSON string.
             literals = [json.dumps(choice, ensure_ascii=False) for choice in json.loads(value)]
             return compiler.compile_grammar("root ::= " + " | ".join(literals))
         case "grammar":

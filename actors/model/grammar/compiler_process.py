@@ -18,7 +18,7 @@ _CHILD: Final = (sys.executable, "-m", "actors.model.grammar.compiler_child")
 
 
 class CompilerProcess:
-    """Starts when it is first needed, and again after it was ended. One thread at a time compiles; any may close."""
+    """A process that starts with a grammar, and again after it ended. One thread at a time compiles; any may close."""
 
     def __init__(self, config: GrammarConfig, command: Sequence[str] = _CHILD) -> None:
         """command: what to run, with the arguments of compiler_child.py"""
@@ -29,7 +29,7 @@ class CompilerProcess:
     def compile(self, params: StructuredOutputParams, vocabulary: Callable[[], str]) -> str:
         """Return the compiled grammar, serialized.
 
-        vocabulary: serializes it; the process is given it when it starts
+        vocabulary: serializes the vocabulary, which the process gets when it starts
         Raises GrammarRefused if the grammar is wrong or takes too much, CompilerUnusable if the process does not start
         or this object is closed.
         """
@@ -48,5 +48,5 @@ class CompilerProcess:
         return text
 
     def close(self) -> None:
-        """End the process; whoever waits for it is told at once."""
+        """End the process; a thread that waits in compile() gets CompilerUnusable at once."""
         self._process.close()

@@ -1,8 +1,8 @@
 """The errors that a grammar can end in.
 
 GrammarError
-|-- GrammarRefused     it cannot be compiled, whoever tries: the compiler's words
-`-- CompilerUnusable   this engine cannot compile any
+|-- GrammarRefused     no engine can compile the grammar; the message is the compiler's
+`-- CompilerUnusable   this engine cannot compile any grammar
 """
 
 from actors.errors import TravellingError

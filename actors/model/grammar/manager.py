@@ -80,7 +80,7 @@ class XGrammarManager:
         return cls(config, vocabulary, vocab_size, on_ready)
 
     def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
-        """Begin to compile, unless it is known already or under way."""
+        """Begin to compile the request's grammar, unless it is in the cache or already being compiled."""
         waiter = _Waiter(request_id, tuple(output_token_ids))
         if (known := self._cache.get(params)) is not None:
             self._answer(waiter, params, known)
@@ -91,7 +91,7 @@ class XGrammarManager:
             self._threads.submit(self._compile, params)
 
     def take_compiled(self) -> dict[str, GrammarFailure | None]:
-        """Requests whose grammar is ready since the last call, or does not compile: then why."""
+        """Return the requests whose grammar was settled since the last call: None if it is ready, or why it failed."""
         while self._compiled:
             params, compiled = self._compiled.popleft()
             waiters = self._waiters.pop(params)
@@ -108,11 +108,11 @@ class XGrammarManager:
         return ready
 
     def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> str | None:
-        """Move the request's matcher on; if it cannot go on by these tokens, say why."""
+        """Advance the request's matcher by these tokens; return why the grammar does not accept them, or None."""
         return self._matchers[request_id].accept(token_ids)
 
     def count_allowed(self, request_id: str, token_ids: Sequence[int]) -> int:
-        """How many of these tokens, guessed to come next, the grammar allows from the first on."""
+        """Return how many of these draft tokens, from the first on, the grammar allows next."""
         return self._matchers[request_id].count_allowed(token_ids)
 
     def fill_bitmask(
@@ -128,7 +128,7 @@ class XGrammarManager:
         return bits
 
     def release(self, request_id: str) -> None:
-        """The request has ended; its grammar may still be compiling, and is kept for others."""
+        """Forget a request that has ended; its grammar may still be compiling, and is kept for other requests."""
         self._matchers.pop(request_id, None)
         self._ready.pop(request_id, None)
         for waiters in self._waiters.values():

@@ -16,7 +16,7 @@ from actors.core.requests.request_limits import ImageFacts
 
 @dataclass(frozen=True, slots=True)
 class VisionFamily:
-    """has_grid_positions: an image's tokens are placed by frame, row and column (M-RoPE), not one after the other."""
+    """A family of models. has_grid_positions: an image's tokens have positions by frame, row and column (M-RoPE)."""
 
     has_grid_positions: bool
 

@@ -33,7 +33,7 @@ class _Pictured:
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A request's tokens in a step: from start to stop. first: the first one's index in the request."""
+    """A request's tokens in a step, [start, stop) of the batch. first: the first token's index in the request."""
 
     start: int
     stop: int
@@ -54,7 +54,7 @@ class ImageBatch:
         """Images encoded so far."""
 
     def update(self, scheduler_output: SchedulerOutput) -> None:
-        """Take in a step's differences, and encode what it says is to be encoded."""
+        """Apply a step's changes to the known requests, and encode the images that the scheduler has chosen."""
         for mm_hash in scheduler_output.free_encoder_mm_hashes:
             self._embeddings.pop(mm_hash, None)
         if self._requests:
@@ -82,7 +82,7 @@ class ImageBatch:
         return replace(inputs, positions=positions, embeds=self._embed(inputs.token_ids, spans))
 
     def _embed(self, token_ids: np.ndarray, spans: list[_Span]) -> Tensor | None:
-        """[num_tokens, hidden_size]; None if no image is in the step."""
+        """Return the step's embeddings, [num_tokens, hidden_size]; None if the step has no token of an image."""
         embeds: Tensor | None = None
         for span in spans:
             for feature in span.request.features:
@@ -131,9 +131,9 @@ def pack_embeddings(embeddings: Tensor) -> PackedArray:
 
 
 def encode_image(model: PreTrainedModel, image: EncoderInput) -> Tensor:
-    """[num_embeds, hidden_size] in the model's dtype. Each image by itself: its embeddings do not depend on others.
+    """Encode one image by itself, so that its embeddings do not depend on other images.
 
-    What another engine has encoded is taken as it is.
+    Returns [num_embeds, hidden_size] in the model's dtype. Embeddings that another engine has computed are used as is.
     """
     arrays = {name: _unpack(array).to(model.device) for name, array in image.arrays.items()}
     if (made := arrays.get(EMBEDDINGS)) is not None:

@@ -43,7 +43,7 @@ class GridPositions:
         return cls(prompt, delta)
 
     def fill(self, positions: np.ndarray, start: int) -> None:
-        """Write the positions of so many tokens from index start on. positions: [3, n] int64."""
+        """Write the positions of the request's n tokens from index start on. positions: [3, n], int64."""
         num_tokens = positions.shape[1]
         num_left = max(0, min(num_tokens, self.prompt.shape[1] - start))
         positions[:, :num_left] = self.prompt[:, start : start + num_left]

@@ -1,6 +1,6 @@
 """The ranks of one engine that share a model, and what they say to each other inside a forward.
 
-On CPUs over sockets of our own (tensor_parallel_mesh.py), on GPUs by NCCL, without torch.distributed's default group or
+Tensors move on CPUs over sockets of our own (mesh.py), on GPUs by NCCL, without torch.distributed's default group or
 environment variables: one process may hold ranks of several engines. Every operation has a deadline, and a rank that
 dies is noticed by the others (sockets: at once; NCCL: after the deadline), so a forward either ends on all ranks or
 fails on all of them.
@@ -74,7 +74,7 @@ class NcclCollectives:
     """NCCL through a process group made directly. Its own watchdog ends the process after an operation's deadline."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
-        """Meet the other ranks. Raises RankLost."""
+        """Wait at most timeout_s seconds for the other ranks. Raises RankLost."""
         from torch.distributed import ProcessGroupNCCL  # only in builds with CUDA
 
         options = ProcessGroupNCCL.Options()
@@ -146,10 +146,10 @@ def join_group(
 ) -> TensorParallelGroup:
     """Meet the other ranks; blocks until all are there.
 
-    rendezvous: to rank 0 its own, to the others its address
+    rendezvous: on rank 0 its own Rendezvous, on the other ranks that one's address (host, port)
     host: this rank's own address, as the others reach it; timeout_s: for this and for every later operation
     trust: what ranks on CPUs prove to each other; the store where ranks with GPUs meet has no proof (docs/security.md)
-    Raises RankLost if they do not come in time.
+    Raises RankLost if the other ranks do not come in time.
     """
     collectives: Collectives
     if device.type == "cuda":

@@ -108,7 +108,7 @@ class SocketMesh:
         return gathered
 
     def set_timeout(self, timeout_s: float) -> None:
-        """From now on, for every message."""
+        """Set the time limit of every later message, in seconds."""
         self._timeout_s = timeout_s
         for peer in self._peers.values():
             peer.set_timeout(timeout_s)
@@ -141,7 +141,7 @@ class SocketMesh:
     def _swap_large(self, sent: dict[int, memoryview], received: dict[int, memoryview]) -> None:
         deadline_s = time.monotonic() + self._timeout_s
         with selectors.DefaultSelector() as selector:
-            # What TLS has decrypted already is nothing that a descriptor tells of: first try, then wait.
+            # A descriptor does not report bytes that TLS has already decrypted: first try, then wait.
             moving = set(self._peers)
             while moving:
                 for rank in moving:
@@ -153,7 +153,7 @@ class SocketMesh:
         raise RankLost(f"a rank did not move a tensor within {self._timeout_s:g} s")
 
     def _move(self, rank: int, sent: dict[int, memoryview], received: dict[int, memoryview]) -> None:
-        """Send and receive what can be without waiting."""
+        """Send to and receive from one rank the bytes that can be moved without waiting."""
         peer = self._peers[rank]
         while sent[rank] and (num_bytes := peer.try_send(sent[rank])):
             sent[rank] = sent[rank][num_bytes:]
@@ -202,7 +202,7 @@ class SocketMesh:
                 self._peers[rank] = as_peer(connection, self._timeout_s)
 
     def _call(self, rank: int, address: tuple[str, int], deadline_s: float) -> RankPeer:
-        """Call a lower rank, again and again while it has no time for this one, or a stranger is in its place."""
+        """Call a lower rank until it answers and authenticates. Raises OSError or Untrusted at the deadline."""
         while True:
             peer = socket.socket()
             _widen(peer)
@@ -220,7 +220,7 @@ class SocketMesh:
 
 
 def open_server(host: str) -> socket.socket:
-    """A listening socket on a free port, for the calls of other ranks."""
+    """Open a listening socket on a free port of host, for the calls of other ranks."""
     server = socket.socket()
     _widen(server)
     server.bind((host, 0))
@@ -246,7 +246,7 @@ def _receive_exactly(peer: RankPeer, num_bytes: int) -> bytes:
 
 
 def _add_up(parts: list[Tensor]) -> Tensor:
-    """In their order, so that every rank that does this gets the same bits."""
+    """Add tensors up in the order of the list, so that every rank gets the same bits."""
     total, *others = parts
     for other in others:
         total = total + other
@@ -254,14 +254,14 @@ def _add_up(parts: list[Tensor]) -> Tensor:
 
 
 def _slices(tensor: Tensor, count: int) -> list[Tensor]:
-    """Cut a contiguous tensor into so many views, the last ones shorter or empty."""
+    """Cut a contiguous tensor into count flat views, the last ones shorter or empty."""
     flat = tensor.view(-1)
     share = -(-len(flat) // count)
     return [flat[index * share : (index + 1) * share] for index in range(count)]
 
 
 def _widen(peer: socket.socket) -> None:
-    """Before it connects: the window that it offers is fixed then."""
+    """Enlarge a socket's buffers, before it connects or listens: the TCP window scale is fixed then."""
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
         peer.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
 

@@ -27,9 +27,10 @@ from actors.model.tensor_parallel.weight_sources import WeightSource
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of a weight that a rank holds: these rows one after the other, or all if there are none.
+    """The part of a weight that a rank holds.
 
-    num_rows: padded with zeros to as many
+    rows: ranges along dim that are concatenated; the whole weight if empty
+    num_rows: the part's size along dim, to which it is padded with zeros
     """
 
     dim: int = 0
@@ -39,7 +40,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class SplitLinear:
-    """A linear layer of which a rank has a part. in_features, out_features: of the whole layer."""
+    """A linear layer of which a rank has a part. in_features and out_features are the whole layer's."""
 
     shard: LayerShard
     in_features: int
@@ -67,7 +68,7 @@ def build_shard(
     *,
     trust_remote_code: bool,
 ) -> ModelShard:
-    """This rank's part of the model, on the CPU, with its weights.
+    """Build this rank's part of the model, on the CPU, with its weights.
 
     weights_for: opens the weights of a model that is on the meta device
     Raises UnsupportedModel, naming what cannot be split, or CheckpointError, naming the weights that are missing.
@@ -93,7 +94,7 @@ def build_shard(
 
 
 def _split_linears(model: nn.Module, shards: Mapping[str, LayerShard]) -> dict[str, SplitLinear]:
-    """Looked at before any is replaced by its part."""
+    """Return the linear layers to split. Must run before _replace_layer, which changes their feature counts."""
     layers = ((name, model.get_submodule(name), shard) for name, shard in shards.items())
     return {
         name: SplitLinear(shard, layer.in_features, layer.out_features)
@@ -103,9 +104,10 @@ def _split_linears(model: nn.Module, shards: Mapping[str, LayerShard]) -> dict[s
 
 
 def compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:
-    """Give memory and values to what no checkpoint holds: rotary frequencies, embedding scales.
+    """Give memory and values to buffers that no checkpoint holds: rotary frequencies, embedding scales.
 
-    transformers' own initialisation computes them; a NaN that is left shows a buffer that it does not know.
+    transformers' own initialisation computes them; a NaN that is left shows a buffer that it does not set.
+    Raises UnsupportedModel, naming such buffers.
     """
     for name, module in model.named_modules():
         buffers = {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
@@ -161,7 +163,7 @@ def _fill(
 
 
 def _source(name: str, model: PreTrainedModel) -> str:
-    """A weight's name in the checkpoint: the output layer's may be that of the embeddings."""
+    """Return a weight's name in the checkpoint: a tied output layer's is the name of the embeddings."""
     tied: dict[str, str] = model.all_tied_weights_keys
     return tied.get(name, name)
 

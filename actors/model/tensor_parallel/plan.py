@@ -52,8 +52,8 @@ _SPLITS: dict[str, Split | None] = {
 class LayerShard:
     """A rank's part of one layer.
 
-    rows: of the outputs, or of the inputs if those are split; of experts, what is between their two matrices
-    num_rows: as many as every rank has; rows is shorter on the last rank if the layer cannot be split evenly
+    rows: this rank's outputs, or its inputs if inputs are split; for experts, its intermediate features
+    num_rows: the padded number of rows, equal on all ranks; rows is shorter on the last ranks if the split is uneven
     """
 
     split: Split
@@ -71,7 +71,7 @@ class HeadShard:
 
 
 def shard_heads(config: PretrainedConfig, tp_size: int) -> HeadShard:
-    """Every rank's share of the heads. Raises UnsupportedModel if they cannot be shared evenly."""
+    """Return each rank's numbers of heads. Raises UnsupportedModel if the ranks cannot share the heads evenly."""
     text = config.get_text_config(decoder=True)
     num_heads, total_num_kv_heads = count_heads(text)
     if num_heads % tp_size:
@@ -86,9 +86,9 @@ def shard_heads(config: PretrainedConfig, tp_size: int) -> HeadShard:
 
 
 def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, size: int) -> dict[str, LayerShard]:
-    """By module name, what a rank holds of every linear layer that is split.
+    """Return, by module name, a rank's part of every layer that is split.
 
-    model: the whole one; its weights are not looked at (the meta device will do)
+    model: the whole model; its weights are not read, so it may be on the meta device
     Raises UnsupportedModel with the module that cannot be split.
     """
     architecture = architecture_name(config)
@@ -116,7 +116,7 @@ def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, siz
 
 
 def _refuse_rows_per_head(name: str, module: nn.Module, config: PretrainedConfig) -> None:
-    """A norm over all heads has weights of its own for each, and every rank would hold those of all."""
+    """Raise UnsupportedModel for a norm with a row for each head: every rank would hold the rows of all heads."""
     heads = set(count_heads(config.get_text_config(decoder=True)))
     weight = getattr(module, "weight", None)
     if "norm" not in name.rpartition(".")[2] or not isinstance(weight, nn.Parameter):
@@ -157,7 +157,7 @@ def _shard_layer(
 def _shard_experts(
     name: str, module: nn.Module, config: PretrainedConfig, styles: dict[str, str], place: tuple[int, int]
 ) -> LayerShard:
-    """gate_up_proj is [experts, 2 * features, hidden], down_proj is [experts, hidden, features]."""
+    """Split experts: gate_up_proj is [experts, 2 * features, hidden], down_proj is [experts, hidden, features]."""
     rank, size = place
     found = {weight: styles.get(f"{_generic(name)}.{weight}") for weight, _ in module.named_parameters()}
     if found != _EXPERT_STYLES:
@@ -175,5 +175,5 @@ def _shard_experts(
 
 
 def _generic(name: str) -> str:
-    """A module's name as plans have it: layers.*.mlp."""
+    """Return a module's name as plans write it, with * for each number: layers.*.mlp."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)

@@ -46,7 +46,7 @@ class RankTrust:
 def call_rank(
     connection: socket.socket, own: int, peer: int, trust: RankTrust, deadline_s: float
 ) -> socket.socket | TlsSocket:
-    """Prove this rank to the one at the other end, and have that one prove itself; returns what to talk over.
+    """Authenticate this rank and its peer to each other; return the connection, with TLS if the cluster has it.
 
     The connection is closed if this fails. Raises Untrusted or OSError.
     """
@@ -66,7 +66,7 @@ def call_rank(
 
 
 class RankCallers:
-    """The calls that come to one rank. A context manager: while inside, callers are heard."""
+    """The calls that come to one rank. A context manager: callers are accepted and authenticated while it is open."""
 
     def __init__(self, server: socket.socket, own: int, trust: RankTrust) -> None:
         self._own = own

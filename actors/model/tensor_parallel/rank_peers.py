@@ -10,7 +10,7 @@ from kv_transfer.trust.tls_socket import TlsSocket
 
 
 class RankPeer(Protocol):
-    """Used by one thread. Every wait raises OSError once it has taken as long as set_timeout() allows."""
+    """A connection that one thread uses. A wait raises OSError once it has taken as long as set_timeout() allows."""
 
     def send(self, message: memoryview | bytes) -> None:
         """Send the whole message."""
@@ -45,7 +45,7 @@ class RankPeer(Protocol):
 
 
 def as_peer(connection: socket.socket | TlsSocket, timeout_s: float) -> RankPeer:
-    """Take over a connection whose ends have proven themselves."""
+    """Take over a connection whose two ends have authenticated each other; timeout_s limits every wait."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     peer: RankPeer = _TlsPeer(connection) if isinstance(connection, TlsSocket) else _PlainPeer(connection)
     peer.set_timeout(timeout_s)
@@ -53,7 +53,7 @@ def as_peer(connection: socket.socket | TlsSocket, timeout_s: float) -> RankPeer
 
 
 class _PlainPeer:
-    """The kernel keeps the time, so that small messages take one call each."""
+    """A connection without TLS. The kernel enforces the timeout, so that a small message takes one system call."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(True)

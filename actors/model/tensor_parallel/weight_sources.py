@@ -24,20 +24,20 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from actors.model.config.config_rules import architecture_name
 from actors.model.errors import CheckpointError, UnsupportedModel
 
-# Experts one after the other, or that for several matrices, which then lie one after the other within each expert.
+# Experts are stacked; the second kind then concatenates several matrices within each expert.
 _KNOWN_MERGES = (["MergeModulelist"], ["MergeModulelist", "Concatenate"])
 
 
 class WeightSource(Protocol):
-    """Weights by name. unread: those that the model has no place for"""
+    """Weights by name. unread: names of weights that the model does not have."""
 
     unread: list[str]
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The whole weight's shape; None if there is none of that name."""
+        """Return the whole weight's shape; None if there is no weight of that name."""
 
     def read(self, name: str, dim: int = 0, rows: range | None = None) -> Tensor:
-        """A weight, or only these rows of one of its dimensions."""
+        """Read a weight, or only the given rows along dim."""
 
 
 class CheckpointWeights:
@@ -90,7 +90,7 @@ class CheckpointWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """A weight that the checkpoint has in parts: [experts] of each of the matrices that lie one after the other."""
+    """A weight that the checkpoint has in parts. matrices: for each concatenated matrix, its name for every expert."""
 
     matrices: tuple[tuple[str, ...], ...]
 
@@ -158,7 +158,7 @@ class MergedWeights:
         return torch.stack([self._checkpoint.read(expert, dim, rows) for expert in experts])
 
     def _rename(self, name: str, prefix: str, known: dict[str, Tensor]) -> tuple[str, str | None]:
-        """The name in the model, and the pattern of the converter that is to make it; as transformers' loader does."""
+        """Return the name in the model, and the pattern of its converter if any, as transformers' loader finds them."""
         target, pattern = rename_source_key(name, self._renamings, self._converters, prefix, known)
         if target not in known and name in known:
             return name, None
