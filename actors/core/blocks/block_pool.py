@@ -1,4 +1,4 @@
-"""The blocks of the KV cache: who holds which, and which cached block is evicted next.
+"""The blocks of the KV cache: how often each is held, and which cached block is evicted next.
 
 A block is held (ref_cnt > 0) or free. A free block may still be named in the prefix cache: it keeps its KV until it is
 given away, and a hit takes it out of the middle of the free queue.
@@ -9,7 +9,7 @@ Invariants:
 - only blocks that were found in the cache are shared, so at most one request holds a block without a hash; a step
   that copies it may hold it as well
 
-Eviction: the free queue is given away from its front. Blocks without a hash are worth nothing and go to the front;
+Eviction: blocks are taken from the front of the free queue. Blocks without a hash are worth nothing and go to the front;
 cached ones go to the back, the last blocks of a prefix before its first ones, so a prefix is lost from its end, the
 least recently used first.
 """
@@ -77,7 +77,7 @@ class BlockPool:
         return len(self._cached)
 
     def find_longest_prefix(self, block_hashes: Sequence[BlockHash], max_num_blocks: int) -> list[KVCacheBlock]:
-        """Return the cached blocks of the longest known prefix, at most max_num_blocks. They are not touched."""
+        """Return the cached blocks of the longest known prefix, at most max_num_blocks. Touches no block."""
         found = []
         for block_hash in block_hashes[:max_num_blocks]:
             block = self._cached.get(block_hash)
@@ -87,14 +87,14 @@ class BlockPool:
         return found
 
     def find_held(self, block_hash: BlockHash) -> KVCacheBlock | None:
-        """Return the cached block of that name, if somebody holds it. It is not touched."""
+        """Return the cached block with this hash, or None if there is none or nobody holds the block. Touches no block."""
         block = self._cached.get(block_hash)
         return block if block is not None and block.ref_cnt else None
 
     def get_free_blocks(self, num_blocks: int) -> list[KVCacheBlock]:
-        """Take blocks from the front of the free queue; what the cache kept in them is forgotten only now.
+        """Take blocks from the front of the free queue, and evict the cached ones among them.
 
-        Raises IntegrityError if there are not so many: callers ask num_free_blocks first.
+        Raises IntegrityError if fewer than num_blocks are free: callers look at num_free_blocks first.
         """
         if num_blocks > len(self._free):
             raise IntegrityError(f"{num_blocks} blocks taken, {len(self._free)} are free")

@@ -70,7 +70,7 @@ class KVCacheManager:
         return sum(len(blocks) for _, blocks in self._fenced)
 
     def begin_step(self, step_index: int) -> list[BlockCopy]:
-        """A step begins that writes blocks. step_index: 1, 2, 3 … Returns what it has to copy before."""
+        """Note that a step begins, and return the blocks that the step copies first. step_index: 1, 2, 3 …"""
         self._last_step_begun = step_index
         if not self._copies:
             return []
@@ -79,13 +79,13 @@ class KVCacheManager:
         return copies
 
     def end_step(self, step_index: int) -> None:
-        """A step is over, and with it all before it."""
+        """Note that a step, and every step before it, is over: the blocks fenced for these steps are freed."""
         self._last_step_over = step_index
         while self._fenced and self._fenced[0][0] <= step_index:
             self.block_pool.free(self._fenced.popleft()[1])
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """How many blocks so many tokens fill or begin."""
+        """How many blocks num_tokens tokens fill or begin."""
         return -(-num_tokens // self.block_size)
 
     def num_blocks_of(self, request_id: str) -> int:
@@ -95,8 +95,8 @@ class KVCacheManager:
     def get_computed_blocks(self, request: Request) -> list[KVCacheBlock]:
         """Return the cached blocks of the request's longest known prefix, without taking hold of them.
 
-        One token at least is left to compute, since its logits are wanted; not so for a consumer, which is sent the
-        token that they would give.
+        At least one token is left to compute, since its logits are needed. A consumer may have its whole prompt cached:
+        its producer sends the first output token.
         """
         if not self._enable_caching or not request.reads_prefix_cache:
             return []
@@ -107,8 +107,9 @@ class KVCacheManager:
     def find_partial_block(self, request: Request, hit: Sequence[KVCacheBlock]) -> PartialHit | None:
         """Return a block that has more of a request's prompt than its hit, without taking hold of it.
 
-        Either the prompt's tail, or its last full block, whose last token has to be computed. Only while somebody holds
-        it: then it costs no block. Not for the ends of a handoff: links move what was computed, maybe before this step.
+        The block has either the prompt's tail, or the last full block, whose last token has to be computed. Only a held
+        block is returned, since holding it costs no free block. Neither end of a handoff gets one: a link may move the
+        blocks before this step makes the copy.
         """
         if not self._enable_caching or request.transfer_role is not None or not request.reads_prefix_cache:
             return None
@@ -135,13 +136,13 @@ class KVCacheManager:
         num_slots_that_must_fit: int = 0,
         num_headroom_blocks: int = 0,
     ) -> list[KVCacheBlock] | None:
-        """Give the request slots for num_new_tokens after those that it has computed.
+        """Give the request slots for num_new_tokens after its computed tokens and its prefix hit.
 
-        new_computed_blocks: its prefix hit, if it holds nothing yet
-        partial_hit: what it has after these; the next step copies it, and holds it until then
-        num_slots_that_must_fit: refuse unless there are blocks for so many in all, although it gets fewer now
-        num_headroom_blocks: refuse unless so many more stay free
-        Returns the new blocks beyond the hit, or None if the pool has not enough: then nothing was touched.
+        new_computed_blocks: the request's prefix hit, if the request holds no blocks yet
+        partial_hit: a cached block with the tokens after the prefix hit, which the next step copies
+        num_slots_that_must_fit: total number of slots that must be available, even if fewer are given now
+        num_headroom_blocks: number of blocks that must stay free
+        Returns the new blocks beyond the hit, or None if too few blocks are free: then nothing has changed.
         """
         blocks = self._blocks.get(request.request_id, ())
         num_held = len(blocks) + len(new_computed_blocks)
@@ -180,7 +181,7 @@ class KVCacheManager:
     def cache_blocks(self, request: Request, num_final_tokens: int) -> None:
         """Name the request's full blocks in the prefix cache.
 
-        num_final_tokens: so many tokens from the start have their KV in place and will keep it
+        num_final_tokens: number of tokens, from the first one, whose KV is in place and will not change
         """
         if not self._enable_caching:
             return
@@ -215,7 +216,7 @@ class KVCacheManager:
             self.prefix_cache_stats.hits += num_hit_tokens
 
     def count_loaded(self, num_blocks: int) -> None:
-        """Count what a load of a prefix has brought."""
+        """Count the blocks that a load of a prefix has brought."""
         self.prefix_cache_stats.loaded += num_blocks * self.block_size
 
     def pin_cached(self, key: TransferKey, blocks: Sequence[KVCacheBlock]) -> None:
@@ -229,7 +230,7 @@ class KVCacheManager:
         return [block.block_id for block in blocks]
 
     def unpin(self, key: TransferKey) -> None:
-        """Let the blocks of a transfer without a request go. No step computes them, so none under way writes them."""
+        """Free the blocks of a transfer without a request, without a fence: no step writes such blocks."""
         self.block_pool.free(self._pinned.pop(key))
 
     def num_pinned_by(self, key: TransferKey) -> int:
@@ -241,7 +242,7 @@ class KVCacheManager:
         return {key for key, blocks in self._pinned.items() if blocks}
 
     def free(self, request: Request) -> None:
-        """Let go of all that the request holds, if anything; fenced while steps are under way."""
+        """Free all blocks of a request, if it holds any; they stay fenced while steps are under way."""
         self._num_cached_blocks.pop(request.request_id, None)
         self._tails.remove(request.request_id)
         blocks = self._blocks.pop(request.request_id, None)
@@ -257,7 +258,7 @@ class KVCacheManager:
         return [block.block_id for block in self._blocks.get(request_id, ())]
 
     def get_num_common_prefix_blocks(self, requests: Iterable[Request]) -> int:
-        """How many blocks from the start all these requests share; 0 for a single one.
+        """How many blocks, from the first one, all these requests share; 0 for a single request.
 
         Requests that share a block share all before it: a hit is always a whole prefix.
         """

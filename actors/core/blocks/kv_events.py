@@ -16,7 +16,7 @@ from actors.core.requests.block_hash import BlockHash
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """Full blocks can be found from now on.
+    """Full blocks entered the prefix cache.
 
     block_hashes:      in the order of the tokens
     parent_block_hash: hash of the block before the first one; None if the first one begins a prompt
@@ -32,14 +32,14 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """These blocks can no longer be found."""
+    """These blocks left the prefix cache."""
 
     block_hashes: list[BlockHash]
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """No block can be found."""
+    """The prefix cache was reset: it has no block."""
 
 
 KVCacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
@@ -60,8 +60,8 @@ _MAX_JOINED_REMOVALS: Final = 1024
 class KVEventBatch:
     """The events since the last batch. sequence: number of the first event, counted from 0; at_s: wall clock.
 
-    The next batch's sequence is this one's and the number of its events, unless events were dropped between them: then
-    it is larger, and a reader starts anew.
+    The next batch's sequence is this batch's sequence plus the number of its events. A larger one means that events
+    were dropped between the two batches, and a reader starts anew.
     """
 
     sequence: int
@@ -83,7 +83,7 @@ class KVEventLog:
     _first_sequence: int = 0
 
     def add(self, event: KVCacheEvent) -> None:
-        """Note an event; a removal joins the one before it, as long as that one is small."""
+        """Add an event. A removal is merged into the last event if that is a removal of fewer than 1024 blocks."""
         last = self._events[-1] if self._events else None
         if (
             isinstance(event, BlockRemoved)
@@ -99,7 +99,7 @@ class KVEventLog:
             self._drop(1)
 
     def take(self, now_s: float) -> KVEventBatch | None:
-        """Hand out what has happened since the last time, or None if nothing has."""
+        """Return the events since the last call, and forget them; None if there are none. now_s: wall clock."""
         if not self._events:
             return None
         batch = KVEventBatch(self._first_sequence, now_s, list(self._events))

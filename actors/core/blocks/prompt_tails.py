@@ -1,11 +1,11 @@
-"""The last blocks of prompts, which others with the same prompt copy instead of computing them.
+"""The last blocks of prompts, which requests with the same prompt copy instead of computing them.
 
-What a prompt has after its last full block stands in a block that its request goes on writing: nobody can share it. But
-what the prompt has put there is final, so that another request with the same prompt, a further sample of it above all,
-can have a copy of the block and compute the prompt's last token alone, for its logits.
+The tokens of a prompt after its last full block, its tail, are in a block that the request goes on writing, so the
+block cannot be shared. But the KV of the prompt's tokens in it is final: another request with the same prompt, for
+instance a further sample, gets a copy of the block and computes only the prompt's last token, for its logits.
 
-Invariant: a tail is here from when its prompt is computed until its request lets go of its blocks. What ends, or is
-preempted, leaves no tail behind: keeping blocks for prompts that may come again would push full ones out of the cache.
+Invariant: a tail is here from when its prompt is computed until its request frees its blocks. A request that ended, or
+was preempted, has no tail here: keeping blocks for prompts that may come again would push full ones out of the cache.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class PartialHit:
 
 
 class PromptTails:
-    """Blocks by the name of what the prompt has in them, and by the request that holds them."""
+    """Blocks with the tails of prompts, by the tail's name and by the id of the request that holds the block."""
 
     def __init__(self) -> None:
         self._holders: dict[BlockHash, dict[str, KVCacheBlock]] = {}
         self._names: dict[str, BlockHash] = {}
 
     def add(self, request_id: str, name: BlockHash, block: KVCacheBlock) -> None:
-        """A request's prompt is computed, and ends in this block."""
+        """Add the block in which a request's computed prompt ends. name: see Request.prompt_tail_name"""
         self._names[request_id] = name
         self._holders.setdefault(name, {})[request_id] = block
 
     def find(self, name: BlockHash) -> KVCacheBlock | None:
-        """Return a block that has it, or None."""
+        """Return a block with the tail of this name, or None."""
         holders = self._holders.get(name)
         return None if holders is None else next(iter(holders.values()))
 
     def remove(self, request_id: str) -> None:
-        """A request, known or not, lets go of its blocks."""
+        """Remove the tail of a request that frees its blocks, if it has one here."""
         name = self._names.pop(request_id, None)
         if name is None:
             return
@@ -52,5 +52,5 @@ class PromptTails:
             del self._holders[name]
 
     def owners(self) -> set[str]:
-        """The requests that have a tail here."""
+        """The ids of the requests that have a tail here."""
         return set(self._names)

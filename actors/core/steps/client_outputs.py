@@ -20,7 +20,7 @@ from actors.core.requests.request_status import FINISH_REASONS
 
 
 class ClientOutputs:
-    """Outputs by client, since they were last taken."""
+    """Collects the outputs for each client until take() hands them out."""
 
     def __init__(self) -> None:
         self._outputs: dict[int, EngineCoreOutputs] = {}
@@ -32,7 +32,7 @@ class ClientOutputs:
         logprobs: list[TokenLogprobs] | None,
         prompt_logprobs: list[TokenLogprobs] | None,
     ) -> None:
-        """Tell of the last tokens of a request that goes on."""
+        """Add the new tokens of a request that goes on."""
         output = EngineCoreOutput(
             request_id=request.request_id,
             attempt=request.attempt,
@@ -51,7 +51,7 @@ class ClientOutputs:
         positions: np.ndarray,
         token_ids: np.ndarray,
     ) -> None:
-        """Tell of many requests that got one token each and go on. All arrays are [n]."""
+        """Add the new tokens of requests that got one token each and go on. All arrays are [num_requests]."""
         for client in sorted(set(client_index.tolist())):
             own = client_index == client
             self._of(client).decoded = DecodedTokens(
@@ -59,7 +59,7 @@ class ClientOutputs:
             )
 
     def add_end(self, ending: Ending, now_s: float) -> None:
-        """Tell of a request's end, with its last tokens if there are any; its status says how it has ended."""
+        """Add the end of a request, with its last tokens if there are any. The request's status gives the finish reason."""
         request = ending.request
         is_stopped = request.status is RequestStatus.FINISHED_STOPPED and request.num_output_tokens > 0
         last_token_id = request.all_token_ids[-1] if request.num_output_tokens else None
@@ -83,7 +83,7 @@ class ClientOutputs:
         self._of(request.client_index).others.append(output)
 
     def add_preemption(self, request: Request, preemption: Preemption) -> None:
-        """Tell of a request that has lost its blocks."""
+        """Add the preemption of a request, which has lost its blocks."""
         output = EngineCoreOutput(
             request_id=request.request_id,
             attempt=request.attempt,

@@ -1,4 +1,4 @@
-"""Preemption: which running request loses its blocks when another one needs some and too few are free."""
+"""Chooses the running request that loses its blocks when another one needs blocks and too few are free."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Room(enum.Enum):
 
     NOW = enum.auto()
     LATER = enum.auto()
-    """There is more to know, or to have, when the steps under way are over."""
+    """The steps under way may free blocks or bring a token: try again when they are over."""
     NEVER = enum.auto()
     """The request itself was preempted."""
 
 
 class Preemptor:
-    """Takes blocks from running requests: a victim waits at the head, and starts over from its cached prefix."""
+    """Takes the blocks of running requests. A victim waits first in its queue, and starts over from its cached prefix."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Preemptor:
         self._client_outputs = client_outputs
 
     def make_room(self, request: Request, num_blocks: int, step: Step) -> Room:
-        """Preempt until so many blocks are free for a running request."""
+        """Preempt requests until num_blocks blocks are free for a running request."""
         pool = self._kv.block_pool
         while num_blocks > pool.num_free_blocks:
             if num_blocks <= pool.num_free_blocks + self._kv.num_fenced_blocks:
@@ -51,7 +51,7 @@ class Preemptor:
                 return Room.LATER
             victim = self._choose_victim()
             if victim is request and self._rows.num_expected[request.row] > request.num_tokens:
-                # The token that is under way would be void, and the request come back to where it is now, for ever.
+                # Preempting the request would make the token under way void, and the request would come back here for ever.
                 step.somebody_waits_for_blocks = True
                 return Room.LATER
             self.preempt(victim, step)
@@ -60,10 +60,10 @@ class Preemptor:
         return Room.NOW
 
     def _choose_victim(self) -> Request:
-        """Choose who loses its blocks, the request that needs them not excepted.
+        """Choose the request that loses its blocks; the request that needs blocks may be chosen too.
 
-        Never a producer: its link reads its blocks. It never asks for any either, since it has its whole prompt's, so
-        there is always another running request: the one that asks.
+        A producer is never chosen, since a link reads its blocks. A producer never needs blocks either, since it holds
+        those of its whole prompt, so there is always a candidate: the request that needs blocks.
         """
         candidates = (r for r in self._rows.last_admitted() if r.transfer_role is not TransferRole.PRODUCER)
         if self._config.policy == "priority":
@@ -85,7 +85,7 @@ class Preemptor:
         self._queues.waiting.prepend_request(request)
 
     def tell_of_preempted(self, step: Step) -> None:
-        """Let clients know who has lost its blocks: another engine may have room for it."""
+        """Tell clients which requests were preempted: another engine may have room for them."""
         num_blocks = 0
         num_free_blocks = self._kv.block_pool.num_free_blocks + self._kv.num_fenced_blocks
         # The last victim is at the head.

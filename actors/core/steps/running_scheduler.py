@@ -36,10 +36,10 @@ class RunningScheduler:
         for request in others:
             if step.token_budget <= 0:
                 break
-            # It may have been preempted for one before it.
+            # The request may have been preempted for an earlier one of this loop.
             if request.status is RequestStatus.RUNNING:
                 self._schedule_one(request, step)
-        # Where requests may join, they may come back at once.
+        # While waiting requests may join, a victim may be admitted again in this step.
         if step.preempted and not step.may_admit:
             self._preemptor.tell_of_preempted(step)
 
@@ -58,7 +58,7 @@ class RunningScheduler:
         rows.num_slots[growing] += self._kv.block_size
 
     def _grow_in_order(self, growing: np.ndarray, step: Step) -> None:
-        """Blocks are short: those that were admitted first get theirs, by preemption if need be."""
+        """Give the growing rows blocks in the order of admission, by preemption if need be: too few blocks are free."""
         rows = self._rows
         for request in rows.requests[growing[np.argsort(rows.epochs[growing])]].tolist():
             if request.status is not RequestStatus.RUNNING:
@@ -87,12 +87,12 @@ class RunningScheduler:
             step.encoder.give_up(request, chosen)
 
     def _drop_drafts_without_blocks(self, request: Request) -> None:
-        """Nobody is preempted for a guess: without free blocks there is room for those in the request's own slots."""
+        """Drop the drafts that fit neither into the request's slots nor into free blocks: no draft preempts a request."""
         num_slots = int(self._rows.num_slots[request.row]) + self._kv.block_pool.num_free_blocks * self._kv.block_size
         del request.spec_token_ids[max(0, num_slots - request.num_tokens) :]
 
     def _has_room(self, request: Request, num_new_tokens: int, step: Step) -> bool:
-        """Give a running request the blocks that it needs for so many tokens; returns whether it got them."""
+        """Give a running request the blocks that num_new_tokens need; returns whether the request got them."""
         rows, row = self._rows, request.row
         num_slots = request.num_computed_tokens + num_new_tokens
         if not request.computes_prompt_only:

@@ -29,7 +29,7 @@ from kv_transfer.params import TransferRole
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A request that lost its blocks in this step; so many tokens had been computed."""
+    """A request that lost its blocks in this step, with the number of its tokens that had been computed."""
 
     request: Request
     num_computed_tokens: int
@@ -37,7 +37,10 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class SqueezingLoad:
-    """A load that was set aside for this step, out of its queue, when so many requests had got blocks in the step."""
+    """A load that was taken out of its queue for this step.
+
+    num_admitted_before: requests that had got blocks in this step when the load was set aside
+    """
 
     request: Request
     queue: RequestQueue
@@ -50,13 +53,13 @@ class Step:
 
     Invariant: token_budget, the steady rows and the sum of num_scheduled_tokens are what the step began with.
 
-    steady_rows: decode one token each
-    num_scheduled_tokens: of all other requests, in batch order
+    steady_rows: [n] int64, rows that decode one token each
+    num_scheduled_tokens: tokens of all other requests, by request id, in batch order
     new_block_ids: what a row gets beyond the blocks that the worker knows of
-    preempted: by request id, the first victim first
-    squeezing: loads that would squeeze out those that run
+    preempted: the victims by request id, the first one first
+    squeezing: loads whose blocks the running requests will need
     num_admitted: waiting requests that have got blocks
-    lacking_inputs: requests that would have to encode what this engine was not given; they have left their queues
+    lacking_inputs: requests with items whose encoder inputs this engine was not given; they have left their queues
     somebody_waits_for_blocks: a running request lacks blocks that are there when the steps under way are over
     """
 
@@ -94,7 +97,7 @@ class Step:
         return not self.somebody_waits_for_blocks and (self.is_empty or not self.preempted)
 
     def take_steady(self, rows: np.ndarray) -> None:
-        """Schedule one token of each of these rows. There is always budget: one for each row that can be."""
+        """Schedule one token of each of these rows. The token budget always suffices for one token per row."""
         self.steady_rows = rows
         self.token_budget -= len(rows)
 
@@ -105,9 +108,9 @@ class Step:
         self.steady_rows = self.steady_rows[is_other]
 
     def num_new_tokens(self, request: Request, num_missing_tokens: int, queues: Queues) -> int:
-        """How many tokens the request gets in this step; 0 if it has to wait for an emptier one.
+        """How many tokens the request gets in this step; 0 if the request has to wait for an emptier step.
 
-        num_missing_tokens: that it has and has not computed, drafts not included
+        num_missing_tokens: tokens of the request that are not computed yet, drafts not included
         """
         num_new_tokens = num_missing_tokens + len(request.spec_token_ids)
         if num_new_tokens <= 1:
@@ -116,11 +119,11 @@ class Step:
         if request.wants_prompt_logprobs:
             num_new_tokens = min(num_new_tokens, config.max_prompt_logprobs_per_step - self.num_prompt_logprobs)
         if request.spec_token_ids:
-            # It decodes, and does not wait for room for its guesses.
+            # The request decodes, and does not wait for room for its drafts.
             num_computed_tokens = request.num_tokens - num_missing_tokens
             return min(num_new_tokens, request.max_num_tokens - num_computed_tokens, self.token_budget)
         if not config.enable_chunked_prefill:
-            # What no step could hold in one piece is the recomputation of a prompt with its outputs: it is cut.
+            # Only a prompt that is recomputed with its outputs can be larger than any step: that one is cut into chunks.
             is_possible = num_new_tokens <= config.max_num_batched_tokens
             return 0 if is_possible and num_new_tokens > self.token_budget else min(num_new_tokens, self.token_budget)
         threshold = config.long_prefill_token_threshold
@@ -129,7 +132,7 @@ class Step:
         return min(num_new_tokens, self.token_budget)
 
     def take(self, request: Request, num_new_tokens: int) -> None:
-        """Schedule so many tokens of a request, drafts included."""
+        """Schedule num_new_tokens tokens of a request, drafts included."""
         self.num_scheduled_tokens[request.request_id] = num_new_tokens
         self.token_budget -= num_new_tokens
         if request.wants_prompt_logprobs:
@@ -153,7 +156,7 @@ class Step:
         return EncoderInputs([], [], num_new_tokens=0, num_embeds=0)
 
     def refund(self, request: Request) -> None:
-        """Take a victim back out of the step, if it is in it. It still has its row."""
+        """Take a victim back out of the step, if the step has it. The victim still has its row."""
         self.drop_steady(request.row)
         self.token_budget += self.num_scheduled_tokens.pop(request.request_id, 0)
         self.new_block_ids.pop(request.row, None)
@@ -167,7 +170,7 @@ class Step:
         finished_req_ids: set[str],
         draft_control: DraftControl | None = None,
     ) -> SchedulerOutput:
-        """Say what is to be computed, and count it as computed: the step is on its way."""
+        """Return the message to the workers, and count the step's tokens as computed."""
         others = [rows.by_id[request_id] for request_id in self.num_scheduled_tokens]
         batch = self._build_batch(rows, others)
         new: list[NewRequestData] = []
@@ -235,7 +238,7 @@ class Step:
         num_computed = batch.num_computed_tokens + batch.num_new_tokens
         rows.num_computed[indices] = num_computed
         if may_run_ahead:
-            # Whose last token is in the step gets another one, and may go on from it before it is known.
+            # A request whose last token is in the step gets a new one, and may go on from it before the token is known.
             gets_token = rows.runs_ahead[indices] & (num_computed == rows.num_expected[indices])
             rows.num_expected[indices] += gets_token
         rows.has_drafts[indices] = False

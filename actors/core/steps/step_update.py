@@ -27,9 +27,9 @@ from kv_transfer.params import TransferRole
 
 
 class StepUpdate:
-    """Takes steps in. Requests that ended, or were preempted, since a step was scheduled get nothing of it.
+    """Takes in the results of steps. A request that ended, or was preempted, since a step was scheduled gets no results.
 
-    Every method that ends requests returns how they end; the scheduler ends them.
+    Methods never end a request: they return Endings, which the scheduler carries out.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class StepUpdate:
     def take_in(
         self, batch: StepBatch, drafts: Mapping[str, list[int]], model_output: ModelRunnerOutput, now_s: float
     ) -> list[Ending]:
-        """Take in a step, and return the requests that end by it. drafts: those that it verified, by request id."""
+        """Take in a step, and return the requests that it ends. drafts: drafts that the step verified, by request id."""
         token_ids = model_output.token_ids_of(batch.req_ids)
         endings = self._take_plain(batch, token_ids)
         results = _Results(batch, token_ids, drafts, model_output, now_s)
@@ -65,7 +65,7 @@ class StepUpdate:
         return endings
 
     def _take_plain(self, batch: StepBatch, token_ids: np.ndarray) -> list[Ending]:
-        """Take in all that decoded one token, together."""
+        """Take in, as arrays, the requests that decoded one token each."""
         rows, num_plain = self._rows, batch.num_plain
         indices, tokens = batch.rows[:num_plain], token_ids[:num_plain, 0]
         num_computed = batch.num_computed_tokens[:num_plain] + 1
@@ -87,7 +87,7 @@ class StepUpdate:
         return self._report_plain(indices, tokens, num_tokens)
 
     def _report_plain(self, indices: np.ndarray, tokens: np.ndarray, num_tokens: np.ndarray) -> list[Ending]:
-        """Tell of the requests that go on, and return those that their token completes."""
+        """Report the requests that go on, and return the ends of the requests that their token completes."""
         rows = self._rows
         positions = num_tokens - 1 - rows.num_prompt[indices]
         may_stop = (tokens[:, None] == rows.stop_token_ids[indices]).any(axis=1)
@@ -137,9 +137,9 @@ class StepUpdate:
 
     @staticmethod
     def _check_that_a_due_token_came(request: Request, token_ids: Sequence[int], results: _Results, index: int) -> None:
-        """Raise IntegrityError if the step has computed all of a request's tokens, or its drafts, and brings none.
+        """Raise IntegrityError if the step has computed all of a request's tokens, or its drafts, and sampled none.
 
-        Such a request would wait for its token for ever: no step computes a token that it does not have.
+        Such a request would wait for its next token for ever: every token that it has is computed.
         """
         batch = results.batch
         num_computed_tokens = int(batch.num_computed_tokens[index] + batch.num_new_tokens[index])
@@ -148,7 +148,7 @@ class StepUpdate:
             raise IntegrityError(f"{request.request_id}: all its tokens are computed, and no token was sampled for it")
 
     def _end_prompt(self, request: Request) -> None:
-        """A prompt is computed: those with the same one may go on from it, while its request is here."""
+        """Offer the end of a computed prompt to other requests with the same prompt, while this request holds its blocks."""
         if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
             self._kv.offer_prompt_tail(request)
 
@@ -186,7 +186,7 @@ class StepUpdate:
     def _report_tokens(
         self, request: Request, token_ids: list[int], stop: RequestStatus | None, results: _Results
     ) -> Ending | None:
-        """Tell of a request's new tokens; if they complete it, or it is to be handed over, return its end instead."""
+        """Report a request's new tokens; if they complete the request, or it is handed over, return its end instead."""
         logprobs = results.model_output.logprobs.get(request.request_id)
         logprobs = None if logprobs is None else logprobs[: len(token_ids)]
         prompt_logprobs = results.model_output.prompt_logprobs_dict.get(request.request_id)
@@ -212,7 +212,7 @@ class StepUpdate:
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """A step and what came of it. token_ids: in the order of the batch."""
+    """A step and its results. token_ids: sampled tokens in batch order, as in ModelRunnerOutput."""
 
     batch: StepBatch
     token_ids: np.ndarray

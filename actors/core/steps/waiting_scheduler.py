@@ -1,4 +1,4 @@
-"""The waiting requests' part of a step: who joins the batch, and whose blocks are reserved for a load."""
+"""The waiting requests' part of a step: admits requests to the batch, and reserves blocks for loads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from actors.core.steps.step import SqueezingLoad, Step
 from kv_transfer.params import TransferRole
 
 _MAX_SQUEEZING_LOADS: Final = 8
-"""How many loads are passed in one step; each costs a look-up of its prefix, in each step."""
+"""Largest number of loads that others may pass in one step: each costs a look-up of its prefix in each step."""
 
 
 class WaitingScheduler:
     """Takes waiting requests in the policy's order.
 
-    The first one that has no room stops the scan: nothing overtakes it, so it can't starve. Those that wait for a peer
-    are set aside and never stop it. A load for which there are blocks, but which would squeeze out those that run, is
-    passed by max_num_seqs requests at most.
+    The first one that has no room stops the scan: nothing overtakes it, so it can't starve. Requests that wait for
+    a peer are set aside and never stop the scan. At most max_num_seqs requests pass a load whose blocks are free, but
+    will be needed by the running requests.
     """
 
     def __init__(
@@ -80,8 +80,8 @@ class WaitingScheduler:
     def _next_queue(self, step: Step) -> RequestQueue | None:
         """Return the queue whose first request is next, or None if there is none.
 
-        Requests that hold blocks go first. A blocked consumer was before all that wait, except for those that were
-        preempted: these have felt that blocks are short, and no load is started before they are back.
+        Requests that hold blocks go first. A blocked consumer was before all waiting requests but the preempted ones:
+        since blocks were short for a preempted request, no load is started before it runs again.
         """
         if self._queues.loaded and self._has_free_row(step):
             return self._queues.loaded
@@ -102,7 +102,7 @@ class WaitingScheduler:
 
     def _start_load(self, request: Request, queue: RequestQueue, step: Step) -> bool:
         """Reserve a consumer's blocks; it needs neither tokens nor a row. Returns whether others may follow."""
-        # What is loaded further ahead than one batch would only take blocks from those that run.
+        # Loads further ahead than one batch would only take blocks from the running requests.
         num_loaded = len(self._queues.loaded) + len(self._queues.loaded_for_lora)
         num_ahead = len(self._remote.loading) + num_loaded
         if step.is_load_limit_reached or num_ahead >= self._config.max_num_seqs:
@@ -122,9 +122,9 @@ class WaitingScheduler:
         return decision is not LoadDecision.NO_ROOM
 
     def _set_load_aside(self, request: Request, queue: RequestQueue, step: Step) -> LoadDecision:
-        """Let others pass a load that would squeeze out those that run, until enough have.
+        """Let others pass a load whose blocks the running requests will need, until max_num_seqs requests have passed it.
 
-        Then it stops the scan, as who has no room does: without that, it could wait behind smaller ones for ever.
+        From then on the load stops the scan, or it could wait behind smaller requests for ever.
         """
         if request.num_passed >= self._config.max_num_seqs or len(step.squeezing) >= _MAX_SQUEEZING_LOADS:
             return LoadDecision.NO_ROOM
@@ -181,11 +181,11 @@ class WaitingScheduler:
     def _has_room(
         self, request: Request, hit: list[KVCacheBlock], partial_hit: PartialHit | None, num_new_tokens: int
     ) -> bool:
-        """Give a newcomer its prefix hit and the blocks for so many tokens; returns whether it got them.
+        """Give a waiting request its prefix hit and blocks for num_new_tokens; returns whether the request got them.
 
-        A producer gets its whole prompt's blocks, so it can neither need more nor be preempted half-sent. What is
-        loaded has all its blocks: nothing is taken, so nothing is refused. Only requests that go on after their
-        prompt get slots to look ahead: with them a prompt that fills the pool would never fit, although it was let in.
+        A producer gets its whole prompt's blocks, so it never needs more. A loaded request has all its blocks already:
+        none is taken, so none is refused. Only requests that go on after their prompt get lookahead slots: with such
+        slots, a prompt that fills the pool would never fit, although the engine has accepted it.
         """
         is_producer = request.transfer_role is TransferRole.PRODUCER
         num_hit_tokens = len(hit) * self._kv.block_size
@@ -226,11 +226,11 @@ class WaitingScheduler:
     def _may_run_ahead(self, request: Request) -> bool:
         """Whether a step may be scheduled before the token of the one before it is known.
 
-        Not after one that drafts, for nobody: what is drafted goes on from tokens that are known, and who drafts would
-        take part in every other step only, if those who do not ran ahead.
+        After a step that asks for drafts no request runs ahead (Step.build_output): drafts follow known tokens, and
+        requests with drafts would be in every other step only, if the others ran ahead.
         """
         return bool(self._config.overlap) and request.may_run_ahead
 
     def _num_headroom_blocks(self) -> int:
-        """Blocks that a newcomer leaves to those that run and grow."""
+        """How many free blocks an admission leaves to the running requests; 0 while none runs."""
         return self._num_watermark_blocks if self._queues.running else 0
