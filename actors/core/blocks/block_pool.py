@@ -9,7 +9,7 @@ Invariants:
 - only blocks that were found in the cache are shared, so at most one request holds a block without a hash; a step
   that copies it may hold it as well
 
-Eviction: blocks are taken from the front of the free queue. Blocks without a hash are worth nothing and go to the front;
+Eviction: blocks are taken from the front of the free queue. Blocks without a hash are worth nothing and go there;
 cached ones go to the back, the last blocks of a prefix before its first ones, so a prefix is lost from its end, the
 least recently used first.
 """
@@ -87,7 +87,7 @@ class BlockPool:
         return found
 
     def find_held(self, block_hash: BlockHash) -> KVCacheBlock | None:
-        """Return the cached block with this hash, or None if there is none or nobody holds the block. Touches no block."""
+        """Return the cached block with this hash if somebody holds the block, else None. Touches no block."""
         block = self._cached.get(block_hash)
         return block if block is not None and block.ref_cnt else None
 

@@ -83,7 +83,7 @@ class KVEventLog:
     _first_sequence: int = 0
 
     def add(self, event: KVCacheEvent) -> None:
-        """Add an event. A removal is merged into the last event if that is a removal of fewer than 1024 blocks."""
+        """Add an event. A removal is merged into the last event if that is a removal too, and not yet large."""
         last = self._events[-1] if self._events else None
         if (
             isinstance(event, BlockRemoved)

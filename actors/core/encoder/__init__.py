@@ -1,1 +1,1 @@
-"""Images: what of them is encoded in which step, and kept."""
+"""Multimodal items: which ones a step encodes, and which encoder outputs are kept."""

@@ -40,7 +40,7 @@ class EncoderCacheManager:
         return self.num_free_slots + sum(self._entries[mm_hash].num_embeds for mm_hash in self._freeable)
 
     def check_and_update_cache(self, request: Request, input_id: int) -> bool:
-        """Take hold of an input's entry, if there is one; returns whether there is."""
+        """Let the request hold an input's entry, if there is one; returns whether there is."""
         mm_hash = request.mm_features[input_id].encoder_key
         entry = self._entries.get(mm_hash)
         if entry is None:
@@ -52,7 +52,7 @@ class EncoderCacheManager:
     def can_allocate(
         self, request: Request, input_id: int, encoder_compute_budget: int, num_embeds_to_schedule: int
     ) -> bool:
-        """Whether an input can be encoded in this step; evicts what nobody holds to make room for it.
+        """Whether an input can be encoded in this step; evicts entries without a holder to make room for the input.
 
         encoder_compute_budget: embeddings that the step may still compute
         num_embeds_to_schedule: embeddings that are going to be allocated before this input
@@ -70,19 +70,19 @@ class EncoderCacheManager:
         return True
 
     def allocate(self, request: Request, input_id: int) -> None:
-        """Make an entry that this step computes. can_allocate() has said that there is room."""
+        """Make an entry that this step computes, after can_allocate(). Raises IntegrityError if there is no room."""
         feature = request.mm_features[input_id]
         if feature.encoder_key in self._entries or feature.num_embeds > self.num_free_slots:
             raise IntegrityError(f"{request.request_id}: no room for input {input_id}, or it is there already")
         self._entries[feature.encoder_key] = _Entry(feature.num_embeds, {(request.request_id, input_id): None})
         self.num_free_slots -= feature.num_embeds
-        # Evicted and made anew in one pass: the worker must not drop what it is about to compute.
+        # The entry may have been evicted in the same step: the worker must not drop what it is about to compute.
         self._freed.pop(feature.encoder_key, None)
 
     def revoke(self, request: Request, input_id: int) -> tuple[str, int] | None:
         """Take back an entry that this step was to compute for the request.
 
-        Returns another (request id, input id) that holds it, which then has to compute it, or None: it is gone.
+        Returns another (request id, input id) that holds the entry and has to compute it, or None: the entry is gone.
         """
         mm_hash = request.mm_features[input_id].encoder_key
         entry = self._entries[mm_hash]
@@ -96,7 +96,7 @@ class EncoderCacheManager:
         return None
 
     def free_encoder_input(self, request: Request, input_id: int) -> None:
-        """Let go of one input, whether or not it is held."""
+        """Release the request's hold of one input's entry, if there is one."""
         mm_hash = request.mm_features[input_id].encoder_key
         entry = self._entries.get(mm_hash)
         if entry is None or (request.request_id, input_id) not in entry.holders:
@@ -106,12 +106,12 @@ class EncoderCacheManager:
             self._freeable[mm_hash] = None
 
     def free(self, request: Request) -> None:
-        """Let go of all that the request holds."""
+        """Release all entries that the request holds."""
         for input_id in range(len(request.mm_features)):
             self.free_encoder_input(request, input_id)
 
     def get_cached_input_ids(self, request: Request) -> set[int]:
-        """Return the inputs that the request holds."""
+        """Return the ids of the inputs whose entries the request holds."""
         return {
             input_id
             for input_id, feature in enumerate(request.mm_features)
@@ -119,7 +119,7 @@ class EncoderCacheManager:
         }
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """Return what was evicted since the last time: the worker forgets it."""
+        """Return the keys of the entries evicted since the last call, which the worker forgets."""
         freed, self._freed = self._freed, {}
         return list(freed)
 

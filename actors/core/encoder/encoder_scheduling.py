@@ -67,7 +67,8 @@ class EncoderStep:
 
     Invariant: once every request is taken, given up or refunded, only requests that are in the step have inputs.
 
-    inputs: what the step computes, by request id
+    budget: embeddings that the step may still compute
+    inputs: ids of the items that the step computes, by request id
     """
 
     cache: EncoderCacheManager
@@ -75,24 +76,24 @@ class EncoderStep:
     inputs: dict[str, list[int]] = field(default_factory=dict)
 
     def choose(self, request: Request, num_computed_tokens: int, num_new_tokens: int) -> EncoderInputs:
-        """Choose a chunk's items; then either take() or give_up()."""
+        """Choose a chunk's items. The caller then calls either take() or give_up() with the choice."""
         return schedule_encoder_inputs(request, num_computed_tokens, num_new_tokens, self.budget, self.cache)
 
     def take(self, request: Request, chosen: EncoderInputs, num_computed_tokens: int) -> None:
-        """Carry a choice out."""
+        """Carry out a choice: allocate the items, and add them to the step."""
         for input_id in chosen.input_ids:
             self.cache.allocate(request, input_id)
         for input_id, feature in enumerate(request.mm_features):
-            # The same item twice in one chunk: encoded once, held twice.
+            # An item that a chunk shows twice is encoded once and held twice.
             if feature.end > num_computed_tokens and feature.offset < num_computed_tokens + chosen.num_new_tokens:
                 self.cache.check_and_update_cache(request, input_id)
         if chosen.input_ids:
-            # An item may have been left to it by a victim.
+            # A victim may have passed items on to this request.
             self.inputs.setdefault(request.request_id, []).extend(chosen.input_ids)
         self.budget -= chosen.num_embeds
 
     def give_up(self, request: Request, chosen: EncoderInputs) -> None:
-        """The chunk is not scheduled: let go of what was found for it, and of what a victim has left to it."""
+        """Undo a choice whose chunk is not scheduled: release its held items, and pass on those that a victim left."""
         inputs = self.inputs.pop(request.request_id, [])
         self._pass_on(request, [input_id for input_id in inputs if input_id in chosen.held_ids])
         if kept := [input_id for input_id in inputs if input_id not in chosen.held_ids]:
@@ -101,7 +102,7 @@ class EncoderStep:
             self.cache.free_encoder_input(request, input_id)
 
     def refund(self, request: Request) -> None:
-        """Take a request back out of the step. What others count on is then computed for one of them."""
+        """Take a request back out of the step. An item that others hold too is computed for one of them instead."""
         self._pass_on(request, self.inputs.pop(request.request_id, []))
 
     def _pass_on(self, request: Request, input_ids: Iterable[int]) -> None:

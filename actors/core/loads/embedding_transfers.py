@@ -132,7 +132,7 @@ class EmbeddingTransfers:
                 self._cancels.append(key)
 
     def on_want(self, want: WantedFetch, mm_hash: str, now_s: float) -> None:
-        """Another engine wants the embeddings that were made here of an image."""
+        """Take in another engine's fetch of an image's embeddings; proceed() answers the fetch."""
         key = want.answer_key
         if self._staging is not None and key not in self._wants and key not in self._sending:
             self._wants[key] = _Want(want, mm_hash, now_s + self._want_timeout_s)
@@ -140,7 +140,7 @@ class EmbeddingTransfers:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def proceed(self, queues: Queues, blocked: RequestQueue, now_s: float) -> None:
-        """Before a step is made: begin what there is room for, give up what is late.
+        """Begin transfers for which there is room, and give up overdue ones. The scheduler calls this before each step.
 
         blocked: consumers that wait beside `queues`
         """
@@ -149,7 +149,7 @@ class EmbeddingTransfers:
         for fetch in [fetch for fetch in (*self._queued, *self._loading.values()) if fetch.deadline_s <= now_s]:
             self.cancel(fetch, "the embeddings did not come in time")
         num_spare_blocks = self._num_spare_blocks(queues, blocked)
-        # First come, first served, or a large image would never be.
+        # First come, first served, or a large image would never be sent.
         for key, wanted in list(self._wants.items()):
             num_blocks_sent = self._answer(wanted, num_spare_blocks, is_late=wanted.deadline_s <= now_s)
             if num_blocks_sent is None:
@@ -164,7 +164,7 @@ class EmbeddingTransfers:
             self._start(fetch, num_blocks)
 
     def add_to(self, metadata: KVConnectorMetadata) -> KVConnectorMetadata:
-        """The step's metadata with what was collected, once."""
+        """Return the step's metadata with the fetches and answers collected since the last call."""
         if not (self._reservations or self._cancels or self._answers):
             return metadata
         metadata = add_fetches(metadata, self._reservations, self._cancels, self._answers)
@@ -173,7 +173,7 @@ class EmbeddingTransfers:
         return metadata
 
     def on_sent(self, key: TransferKey) -> bool:
-        """Embeddings have left, or never will; returns whether they were being sent."""
+        """Free the blocks of a transfer that has sent its embeddings, or failed; returns whether it was under way."""
         if key not in self._sending:
             return False
         self._sending.remove(key)
@@ -181,7 +181,7 @@ class EmbeddingTransfers:
         return True
 
     def on_received(self, report: FinishedReceiving) -> bool:
-        """A fetch is over; returns whether it was under way. Nothing writes its blocks, and they have been read."""
+        """End a fetch and free its blocks, which no link uses any more; returns whether the fetch was under way."""
         key, received, data = report.key, report.received, report.data
         fetch = self._loading.pop(key, None)
         if fetch is None:
@@ -214,7 +214,7 @@ class EmbeddingTransfers:
         return sum(self._kv.num_pinned_by(key) for key in self.holders())
 
     def next_deadline(self) -> float | None:
-        """Return the engine's clock at which something is to be given up, in seconds."""
+        """Return the earliest deadline by the engine's clock, in seconds; None if there is none."""
         loading = (fetch for key, fetch in self._loading.items() if key not in self._cancelled)
         deadlines = [fetch.deadline_s for fetch in (*self._queued, *loading)]
         return min([*deadlines, *(wanted.deadline_s for wanted in self._wants.values())], default=None)

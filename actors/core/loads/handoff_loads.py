@@ -19,19 +19,19 @@ from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 
 
 class LoadDecision(enum.Enum):
-    """The outcome for a consumer at the head of the waiting requests."""
+    """The result of starting the load of the first waiting consumer."""
 
     STARTED = enum.auto()
     LIMIT_REACHED = enum.auto()
     """No further load is granted now: others may pass."""
     WOULD_SQUEEZE = enum.auto()
-    """The blocks are free, but those that are admitted will need them: others may pass, within bounds."""
+    """The blocks are free, but admitted requests will need them: others may pass, within bounds."""
     NO_ROOM = enum.auto()
     """The blocks are missing: nobody may pass."""
 
 
 class HandoffLoads:
-    """Belongs to the engine thread."""
+    """Starts and ends the loads of consumers; only the engine thread may call it."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class HandoffLoads:
         return LoadDecision.STARTED
 
     def finish(self, request: Request, received: ReceivedKV, queues: Queues, now_s: float) -> list[Ending]:
-        """Let a consumer go on from what has arrived. Nothing writes its blocks any more."""
+        """Let a consumer go on from the KV that has arrived, or return its end. No link writes its blocks any more."""
         request.transfer_role = None
         request.transfer_timings = received.timings
         if received.outcome is LoadOutcome.RELEASED:

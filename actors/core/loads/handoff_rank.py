@@ -15,7 +15,7 @@ from kv_transfer.params import HandoffRanks, TransferRole
 
 
 class HandoffRank:
-    """This engine's rank. requests: all unfinished ones, by id; held: those whose transfers are not over yet."""
+    """This engine's rank. requests: all unfinished ones, by id; held: finished ones that links still use."""
 
     def __init__(self, requests: Mapping[str, Request], held: Mapping[str, Request]) -> None:
         self.num_refused = 0

@@ -15,11 +15,11 @@ from kv_transfer.params import TransferRole
 
 _MAX_GROWTH_TOKENS: Final = 256
 _MAX_GROWTH: Final = 8
-"""A request may grow by so many tokens while a load is under way, but by no more than an eighth of the pool."""
+"""A request is taken to grow by _MAX_GROWTH_TOKENS during a load, but by no more than an eighth of the pool."""
 
 
 class LoadRoom:
-    """Belongs to the engine thread."""
+    """Decides whether a load may begin; only the engine thread may call it."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class LoadRoom:
         num_other_pinned_blocks: Callable[[], int],
         num_lookahead_tokens: int,
     ) -> None:
-        """loading, held: requests whose blocks links may use; num_other_pinned_blocks: those that are no request's."""
+        """loading, held: requests whose blocks links may use; num_other_pinned_blocks: pinned for no request."""
         self._kv = kv_cache_manager
         self._loading = loading
         self._held = held
@@ -41,7 +41,7 @@ class LoadRoom:
     def is_left_by(self, consumer: Request, queues: Queues) -> bool:
         """Whether each admitted request can grow beside all pinned blocks, this load's included.
 
-        By max_tokens, one client could keep everybody's loads out: it looks as far ahead as a load takes.
+        Growth is counted for about the time of a load. Counted up to max_tokens, one client could keep out all loads.
         """
         num_blocks_of = self._kv.num_blocks_of
         num_own = self._kv.num_blocks_for(self.num_slots_to_go_on(consumer))

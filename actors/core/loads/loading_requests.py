@@ -20,7 +20,7 @@ class LoadingRequests:
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
 
     def begin(self, request: Request, num_local_tokens: int, timeout_s: float, now_s: float) -> None:
-        """A load of the request begins. num_local_tokens: its hit in the prefix cache."""
+        """Add a request whose load begins. num_local_tokens: tokens of its hit in this engine's prefix cache."""
         if request.scheduled_at_s is None:
             self._kv.count_lookup(request, num_local_tokens)
             request.num_cached_tokens = num_local_tokens
@@ -35,7 +35,7 @@ class LoadingRequests:
         return self.by_id.pop(request_id, None)
 
     def pop_overdue(self, now_s: float) -> Iterator[str]:
-        """The requests whose deadline has passed, each once. They stay here until their report."""
+        """Yield the ids of the requests whose deadline has passed, each once. The requests stay here until pop()."""
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
             self._deadlines.remove(first[1])
             yield first[1]

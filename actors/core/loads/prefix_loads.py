@@ -23,7 +23,7 @@ from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.prefix.prefix_sources import PrefixSources
 
 _MAX_ANSWERED: Final = 0.25
-"""The part of all blocks that may be on their way to others: it leaves room for this engine's own requests."""
+"""Largest part of all blocks that answers may hold: the rest is for this engine's own requests."""
 
 
 class PrefixLoads:
@@ -85,7 +85,7 @@ class PrefixLoads:
         return True
 
     def _reserve(self, request: Request, hit: Sequence[KVCacheBlock]) -> int:
-        """How many blocks after its hit can be brought."""
+        """Reserve a request's blocks after its hit at the sources; returns how many blocks the sources have."""
         if self._sources is None or not request.reads_prefix_cache:
             return 0
         # One token at least is computed here: its logits are wanted.
@@ -96,12 +96,12 @@ class PrefixLoads:
         return num_blocks
 
     def cancel(self, request_id: str) -> None:
-        """A load is not wanted any more; its report still comes."""
+        """Cancel a load; its report still comes."""
         assert self._sources is not None, "they have started it"
         self._sources.cancel(request_id)
 
     def finish(self, request_id: str, loaded: LoadedBlocks, queues: Queues, now_s: float) -> bool:
-        """Let a request go on from what is here of its prefix now.
+        """Let a request whose load is over go on after the blocks of its prefix that are here now.
 
         Returns False if no such load was under way, or its request has ended meanwhile.
         """
@@ -123,9 +123,9 @@ class PrefixLoads:
     # -- what others fetch ---------------------------------------------------------------------------------------
 
     def answer(self, want: WantedFetch, fetch: PrefixFetch, num_spare_blocks: int) -> None:
-        """Send another engine what is cached here of a prefix, as far as not too much is on its way already.
+        """Send another engine the cached blocks of a prefix, within the limits for answers.
 
-        num_spare_blocks: free ones that are needed here meanwhile: nobody is to be preempted for others
+        num_spare_blocks: free blocks to keep for the running requests, so that no answer leads to a preemption
         """
         key = want.answer_key
         if self._sources is None or key in self.answers:
@@ -138,7 +138,7 @@ class PrefixLoads:
         self.answers.add(key)
 
     def on_sent(self, key: TransferKey) -> bool:
-        """Nobody reads the blocks of an answer any more; returns whether it was under way."""
+        """Free the blocks of an answer, which no link reads any more; returns whether the answer was under way."""
         if key not in self.answers:
             return False
         self.answers.remove(key)
@@ -152,14 +152,14 @@ class PrefixLoads:
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def begin_step(self, metadata: KVConnectorMetadata, num_tokens: int, now_s: float) -> KVConnectorMetadata:
-        """The step's metadata, with what the sources ask of the worker side. It computes so many tokens."""
+        """Return the metadata of a step of num_tokens tokens, with what the sources ask of the worker side."""
         if self._sources is None:
             return metadata
         self._steps.append((num_tokens, now_s))
         return self._sources.add_to(metadata)
 
     def end_step(self, now_s: float) -> None:
-        """The oldest step is over. What it took tells whether others are to be asked instead."""
+        """Note that the oldest step is over: its duration tells the sources what recomputing costs."""
         if self._sources is None or not self._steps:
             return
         num_tokens, begun_s = self._steps.popleft()
@@ -169,7 +169,7 @@ class PrefixLoads:
 
 
 def _cut(blocks: list[KVCacheBlock], max_num_free: int) -> list[KVCacheBlock]:
-    """The first ones, with so many at most among them that nobody holds."""
+    """Return the longest prefix of blocks in which at most max_num_free are held by nobody."""
     num_free = 0
     for index, block in enumerate(blocks):
         num_free += block.ref_cnt == 0

@@ -1,8 +1,8 @@
 """Requests whose KV comes from, or goes to, another engine, and why they never wait in a circle.
 
 Such a request can be in one of these, beside the scheduler's own queues:
-- blocked_producers: READY is not in yet; it holds nothing
-- blocked_consumers: as many loads as are allowed are under way; it holds nothing
+- blocked_producers: READY is not in yet; the request holds no blocks
+- blocked_consumers: as many loads as are allowed are under way; the request holds no blocks
 - loading:           WAITING_FOR_REMOTE_KVS; a link, or a store, may write its blocks
 - held:              finished, and a link, or a store, may still read or write its blocks
 - answers:           no request: cached blocks that are being sent to another engine that fetches them
@@ -125,7 +125,7 @@ class RemoteKV:
     def build_metadata(
         self, progress: Sequence[ProducerProgress], num_tokens: int, now_s: float
     ) -> KVConnectorMetadata | None:
-        """Return what a step that computes so many tokens asks of the worker side; None without a connector."""
+        """Return what a step of num_tokens tokens asks of the worker side; None without a connector."""
         if self.connector is None:
             return None
         metadata = self.connector.build_connector_meta(progress)
@@ -145,11 +145,11 @@ class RemoteKV:
     def start_prefix_load(
         self, request: Request, hit: list[KVCacheBlock], queues: Queues, num_headroom_blocks: int, now_s: float
     ) -> bool:
-        """Ask for what others have of a request's prefix beyond its hit here; returns whether that is worth it."""
+        """Load the blocks of a request's prefix beyond its hit from elsewhere; returns whether a load has begun."""
         return self.prefix_loads.try_start(request, hit, queues, num_headroom_blocks, now_s)
 
     def release(self, request: Request, end: ProducerEnd, first_token_id: int | None = None) -> None:
-        """Take a finished request out of every place here, and free its blocks once no link uses them."""
+        """Remove a finished request, and free its blocks once neither a link nor a store uses them."""
         self.blocked_producers.pop(request.request_id, None)
         self.blocked_consumers.remove_request(request)
         self._loading.pop(request.request_id)
@@ -178,7 +178,7 @@ class RemoteKV:
             self.connector.cancel_load(request_id)
 
     def proceed(self, queues: Queues, now_s: float) -> None:
-        """Before a step is made: cancel what is overdue, and move embeddings for which there is room."""
+        """Cancel overdue loads, and move embeddings for which there is room. Called before each step."""
         self._cancel_overdue_loads(now_s)
         self.embeddings.proceed(queues, self.blocked_consumers, now_s)
 
@@ -195,7 +195,7 @@ class RemoteKV:
     def update(
         self, output: reports.KVConnectorOutput, requests: Mapping[str, Request], queues: Queues, now_s: float
     ) -> list[Ending]:
-        """Take in what the connector's worker side reports, and return the requests that end by it."""
+        """Take in what the connector's worker side reports, and return the ends of requests that follow."""
         assert self.connector is not None, "only a connector has an output"
         self.prefix_loads.end_step(now_s)
         self.connector.update_connector_output(output)

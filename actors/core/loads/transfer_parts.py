@@ -17,7 +17,7 @@ class TransferParts:
     """The parts that an engine needs for transfers; by default it has none of them.
 
     prefix_sources: where else a request's prefix may be
-    staging: what it needs to send and to fetch embeddings of images
+    staging: the facts for sending and fetching embeddings of images
     """
 
     connector: KVConnectorScheduler | None = None

@@ -83,11 +83,11 @@ class FairRequestQueue:
 
     @property
     def num_remembered_flows(self) -> int:
-        """Flows of whose past something is known; bounded by those that are ahead of the virtual time."""
+        """The number of flows whose finish tag is kept."""
         return len(self._finish_tags)
 
     def add_request(self, request: Request) -> None:
-        """Add a request at the end of its flow's, or where the policy says among these."""
+        """Add a request to its flow's queue, at the end or where the policy says."""
         flow = self._flow_of(request)
         self._open(flow).add_request(request)
         self._note_first(flow)

@@ -12,14 +12,14 @@ from actors.core.requests.structured_output import GrammarFailure, StructuredOut
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A request whose wait is over. failure: why it will never have a grammar."""
+    """A request whose wait is over. failure: why the request has no grammar; None if it has one."""
 
     request: Request
     failure: GrammarFailure | None = None
 
 
 class GrammarWait:
-    """manager: None if this engine compiles no grammars; then nobody ever waits here."""
+    """Keeps the requests whose grammars are being compiled. Without a manager no request ever waits here."""
 
     def __init__(self, manager: StructuredOutputManager | None, timeout_s: float) -> None:
         self._manager = manager
@@ -38,7 +38,7 @@ class GrammarWait:
         self._manager.start_compiling(request.request_id, params, request.output_token_ids)
 
     def take_over(self, now_s: float) -> list[Compiled]:
-        """Take out those whose grammar is ready, does not compile, or took too long."""
+        """Take out the requests whose grammar is ready, does not compile, or took too long."""
         over: list[Compiled] = []
         compiled = {} if self._manager is None else self._manager.take_compiled()
         for request_id, failure in compiled.items():
@@ -52,7 +52,7 @@ class GrammarWait:
         return over
 
     def release(self, request: Request) -> None:
-        """A request has ended, waiting or not."""
+        """Note that a request has ended, waiting or not."""
         self._take(request.request_id)
         if self._manager is not None and request.sampling_params.structured_output is not None:
             self._manager.release(request.request_id)

@@ -78,7 +78,7 @@ class LoraSlots:
         return order_of(request, self._config)
 
     def _bring_back(self, lora_name: str, queue: RequestQueue) -> bool:
-        """Returns whether any came back."""
+        """Put the requests of an adapter that may join back into the queue; returns whether any did."""
         ready = [request for request in self._set_aside[lora_name].values() if self.may_join(request)]
         for request in ready:
             self.remove(request)

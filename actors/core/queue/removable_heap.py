@@ -30,7 +30,7 @@ class RemovableHeap(Generic[OrderT]):
         return iter(sorted(self._order_of, key=lambda request_id: (self._order_of[request_id], request_id)))
 
     def push(self, request_id: str, order: OrderT) -> None:
-        """Add an id, or give it another place."""
+        """Add an id, or give an id that is here another order."""
         self.remove(request_id)
         self._order_of[request_id] = order
         heapq.heappush(self._heap, (order, request_id))
@@ -45,7 +45,7 @@ class RemovableHeap(Generic[OrderT]):
         return None
 
     def order_of(self, request_id: str) -> OrderT:
-        """Return the place of an id that is here. Raises KeyError if it is not."""
+        """Return the order of an id. Raises KeyError if the heap does not have the id."""
         return self._order_of[request_id]
 
     def remove(self, request_id: str) -> bool:

@@ -11,7 +11,7 @@ from actors.core.queue.removable_heap import RemovableHeap
 from actors.core.requests.request import Request
 
 FRONT_LANE: Final = 0.0
-"""The first part of a place, where there are several queues: which one it is in."""
+"""First part of a request's position where there are several queues: it says in which one the request is."""
 FLOW_LANE: Final = 1.0
 
 
@@ -121,7 +121,7 @@ class FCFSRequestQueue(_HeapQueue):
 
 
 class PriorityRequestQueue(_HeapQueue):
-    """By (priority, arrival_time, request_id), the smallest first, with ageing if the configuration has it."""
+    """Requests by (priority, arrival_time, request_id), the smallest first, with ageing if the configuration has it."""
 
     def __init__(self, config: SchedulerConfig, lane: float = 0.0) -> None:
         super().__init__(lane)

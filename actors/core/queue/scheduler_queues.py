@@ -21,8 +21,8 @@ class Queues:
     running: RUNNING
     loaded: WAITING, with all the blocks that the next token needs: their load is over
     waiting: WAITING or PREEMPTED, without blocks
-    waiting_for_lora, loaded_for_lora: like these, set aside until their adapter has a slot
-    lora_waits: how long they have been, and loads that are held back for them
+    waiting_for_lora, loaded_for_lora: like waiting and loaded, but set aside until their adapter has a slot
+    lora_waits: how long adapters have waited for a slot, and the loads that are held back for them
     """
 
     waiting: RequestQueue

@@ -59,7 +59,7 @@ class ClientOutputs:
             )
 
     def add_end(self, ending: Ending, now_s: float) -> None:
-        """Add the end of a request, with its last tokens if there are any. The request's status gives the finish reason."""
+        """Add the end of a request, with its last tokens if there are any; its status gives the finish reason."""
         request = ending.request
         is_stopped = request.status is RequestStatus.FINISHED_STOPPED and request.num_output_tokens > 0
         last_token_id = request.all_token_ids[-1] if request.num_output_tokens else None

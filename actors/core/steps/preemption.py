@@ -26,7 +26,7 @@ class Room(enum.Enum):
 
 
 class Preemptor:
-    """Takes the blocks of running requests. A victim waits first in its queue, and starts over from its cached prefix."""
+    """Preempts running requests: a victim waits before its equals, and starts over from its cached prefix."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Preemptor:
                 return Room.LATER
             victim = self._choose_victim()
             if victim is request and self._rows.num_expected[request.row] > request.num_tokens:
-                # Preempting the request would make the token under way void, and the request would come back here for ever.
+                # Preemption would make the token under way void, and the request would come back here for ever.
                 step.somebody_waits_for_blocks = True
                 return Room.LATER
             self.preempt(victim, step)

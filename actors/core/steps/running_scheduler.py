@@ -87,7 +87,7 @@ class RunningScheduler:
             step.encoder.give_up(request, chosen)
 
     def _drop_drafts_without_blocks(self, request: Request) -> None:
-        """Drop the drafts that fit neither into the request's slots nor into free blocks: no draft preempts a request."""
+        """Drop the drafts that fit neither into the request's slots nor into free blocks: no draft preempts anyone."""
         num_slots = int(self._rows.num_slots[request.row]) + self._kv.block_pool.num_free_blocks * self._kv.block_size
         del request.spec_token_ids[max(0, num_slots - request.num_tokens) :]
 

@@ -123,7 +123,7 @@ class Step:
             num_computed_tokens = request.num_tokens - num_missing_tokens
             return min(num_new_tokens, request.max_num_tokens - num_computed_tokens, self.token_budget)
         if not config.enable_chunked_prefill:
-            # Only a prompt that is recomputed with its outputs can be larger than any step: that one is cut into chunks.
+            # Only a prompt that is recomputed with its outputs can be larger than any step: it is cut.
             is_possible = num_new_tokens <= config.max_num_batched_tokens
             return 0 if is_possible and num_new_tokens > self.token_budget else min(num_new_tokens, self.token_budget)
         threshold = config.long_prefill_token_threshold

@@ -27,7 +27,7 @@ from kv_transfer.params import TransferRole
 
 
 class StepUpdate:
-    """Takes in the results of steps. A request that ended, or was preempted, since a step was scheduled gets no results.
+    """Takes in the results of steps. A request that ended, or was preempted, since a step was scheduled gets none.
 
     Methods never end a request: they return Endings, which the scheduler carries out.
     """
@@ -53,7 +53,7 @@ class StepUpdate:
     def take_in(
         self, batch: StepBatch, drafts: Mapping[str, list[int]], model_output: ModelRunnerOutput, now_s: float
     ) -> list[Ending]:
-        """Take in a step, and return the requests that it ends. drafts: drafts that the step verified, by request id."""
+        """Take in a step, and return the requests that it ends. drafts: what the step verified, by request id."""
         token_ids = model_output.token_ids_of(batch.req_ids)
         endings = self._take_plain(batch, token_ids)
         results = _Results(batch, token_ids, drafts, model_output, now_s)
@@ -148,7 +148,7 @@ class StepUpdate:
             raise IntegrityError(f"{request.request_id}: all its tokens are computed, and no token was sampled for it")
 
     def _end_prompt(self, request: Request) -> None:
-        """Offer the end of a computed prompt to other requests with the same prompt, while this request holds its blocks."""
+        """Offer the tail of a computed prompt to requests with the same prompt, while this one holds its blocks."""
         if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
             self._kv.offer_prompt_tail(request)
 

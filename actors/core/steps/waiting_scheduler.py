@@ -122,7 +122,7 @@ class WaitingScheduler:
         return decision is not LoadDecision.NO_ROOM
 
     def _set_load_aside(self, request: Request, queue: RequestQueue, step: Step) -> LoadDecision:
-        """Let others pass a load whose blocks the running requests will need, until max_num_seqs requests have passed it.
+        """Let others pass a load whose blocks the running requests will need, until max_num_seqs requests have.
 
         From then on the load stops the scan, or it could wait behind smaller requests for ever.
         """
