@@ -75,8 +75,8 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drain
     assert deployment.pods.address_of_actor("IngressActor") == ingress.address
     assert deployment.pods.address_of_actor("Controller") in {ingress.address, prefill.address, decode.address}
 
-    assert "it had: decode-0\ndone" in deployment.before_stop("decode")
-    assert f"it had: {deployment.address}\ndone" in deployment.before_stop("ingress")
+    assert "drain there: decode-0\ndone" in deployment.before_stop("decode")
+    assert f"drain there: {deployment.address}\ndone" in deployment.before_stop("ingress")
     assert not _is_open(deployment.address)
 
     assert deployment.run(*deployment.raypd("stop")) == "stopped\n"
