@@ -74,7 +74,7 @@ class NcclCollectives:
     """NCCL through a process group made directly. Its own watchdog ends the process after an operation's deadline."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
-        """Wait at most timeout_s seconds for the other ranks. Raises RankLost."""
+        """Meet the other ranks. timeout_s: for each operation. Raises RankLost."""
         from torch.distributed import ProcessGroupNCCL  # only in builds with CUDA
 
         options = ProcessGroupNCCL.Options()
@@ -146,7 +146,7 @@ def join_group(
 ) -> TensorParallelGroup:
     """Meet the other ranks; blocks until all are there.
 
-    rendezvous: on rank 0 its own Rendezvous, on the other ranks that one's address (host, port)
+    rendezvous: on rank 0 its own Rendezvous, on the other ranks the address of rank 0 (host, port)
     host: this rank's own address, as the others reach it; timeout_s: for this and for every later operation
     trust: what ranks on CPUs prove to each other; the store where ranks with GPUs meet has no proof (docs/security.md)
     Raises RankLost if the other ranks do not come in time.
