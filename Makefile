@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test test-more test-all features settings client check fmt proto slow soak chaos bench clean
+.PHONY: help demo test test-more test-alone test-all features settings client check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,13 +29,15 @@ test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
 	@$(PYTEST) -m "not more and not slow and not gpu" $(ARGS)
 
-test-more: $(READY) ## Run the tests that take minutes: chaos, attacks, Ray nodes, hosts, the image, soak
+test-more: $(READY) ## Run the tests that take minutes: chaos, attacks, Ray nodes, the image, soak
 	@echo "== pytest, what takes minutes"
 	@$(PYTEST) -m "more and not alone and not slow and not gpu" $(ARGS)
+
+test-alone: $(READY) ## Run the tests of hosts in network namespaces, one after the other, with nothing beside them
 	@echo "== pytest, what needs the machine for itself"
 	@$(BIN)/python -m pytest -m "more and alone and not slow and not gpu" $(ARGS)
 
-test-all: test test-more ## Run both
+test-all: test test-more test-alone ## Run all three
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
