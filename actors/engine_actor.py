@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import ray
 
+from actors.attention_report import AttentionReport
 from actors.config import EngineConfig
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.adapter import Adapter
@@ -90,18 +91,23 @@ class EngineActor:
         """Return the secrets that the engine was given last, for a controller that has started anew."""
         return self._trust.material
 
-    async def start(self, host: str | None) -> EngineReady:
+    async def report_attention(self) -> AttentionReport:
+        """Return which orders of keys suit the attention on this node; called before start()."""
+        return await self._server.report_attention()
+
+    async def start(self, host: str | None, key_order: str | None = None) -> EngineReady:
         """Load the model, warm up, listen at `host` or at this node's address. Returns once it can take requests.
 
         A second call, by another controller, gets the same answer.
+        key_order: the order of keys in the KV caches of the cluster; None leaves the choice to the settings
         """
         if self._starting is None:
-            self._starting = asyncio.create_task(self._start(host))
+            self._starting = asyncio.create_task(self._start(host, key_order))
         return await asyncio.shield(self._starting)
 
-    async def _start(self, host: str | None) -> EngineReady:
+    async def _start(self, host: str | None, key_order: str | None) -> EngineReady:
         node_address = _node_address()
-        address = await self._server.start(host or node_address)
+        address = await self._server.start(host or node_address, key_order)
         leave_out_what_is_loaded()
         return EngineReady(address, self._server.facts, ray.get_runtime_context().get_node_id(), node_address)
 

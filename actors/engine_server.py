@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import grpc
 
+from actors.attention_report import AttentionReport
 from actors.config import EngineConfig
 from actors.core.loads.embedding_transfers import EmbeddingFetch
 from actors.core.loads.kept_embeddings import KeptEmbeddings
@@ -33,7 +34,8 @@ from actors.engine_builder import build_engine_core
 from actors.engine_core import EngineCore
 from actors.engine_profile import EngineProfile
 from actors.engine_thread import EngineThread
-from actors.errors import EncodeRefused, ProfileUnderWay
+from actors.errors import EncodeRefused, EngineNotStarted, ProfileUnderWay
+from actors.model.attention_offers import report_attention
 from actors.model_facts import ModelFacts
 from actors.process.loop_watch import LoopWatch
 from actors.process.profiling import EngineProfiler
@@ -68,7 +70,10 @@ _SERVER_OPTIONS = [
 
 
 class EngineServer:
-    """start() and stop() belong to one event loop; the properties may be read from any thread."""
+    """start() and stop() belong to one event loop; the properties may be read from any thread.
+
+    Whatever needs the model raises EngineNotStarted until start() has returned.
+    """
 
     def __init__(
         self,
@@ -91,14 +96,24 @@ class EngineServer:
         self._wake = threading.Event()
         self._profiling = threading.Lock()
         self.loop_watch = LoopWatch()
-        self._core: EngineCore | None = None
+        self._started_core: EngineCore | None = None
         self._thread: EngineThread | None = None
         self.refused_messages = RefusedMessages()
         self._encoding: dict[tuple[int, str, int], asyncio.Task[None]] = {}
         """Requests whose images are being encoded elsewhere, by client, id and attempt."""
 
-    async def start(self, host: str) -> str:
-        """Load, warm up and listen on a free port of `host`; returns host:port."""
+    async def report_attention(self) -> AttentionReport:
+        """Return which orders of keys suit this machine; before start()."""
+        return await asyncio.to_thread(report_attention, self._config)
+
+    async def start(self, host: str, key_order: str | None = None) -> str:
+        """Load, warm up and listen on a free port of `host`; returns host:port.
+
+        key_order: the KeyOrder that all engines of the cluster use; None leaves the choice to the settings
+        """
+        if key_order is not None:
+            cache = self._config.cache.model_copy(update={"key_order": key_order})
+            self._config = self._config.model_copy(update={"cache": cache})
         link_timeout_s = self._config.kv_transfer.link_timeout_s
         # The same timeout as for links, so that one setting decides when a peer counts as lost.
         timeout_ms = max(1, round(link_timeout_s * 1000))
@@ -124,7 +139,7 @@ class EngineServer:
         self._server.add_generic_rpc_handlers(handlers)
         address = f"{host}:{listen(self._server, f'{host}:0', self._trust.tls)}"
         identity = EngineAddress(self._engine_id, self._incarnation, address)
-        self._core = await asyncio.to_thread(
+        core = self._started_core = await asyncio.to_thread(
             build_engine_core,
             self._config,
             identity,
@@ -135,7 +150,7 @@ class EngineServer:
             kept_embeddings,
             trust=self._trust,
         )
-        self._thread = EngineThread(self._core, sessions.deliver, self._on_death, self._wake)
+        self._thread = EngineThread(core, sessions.deliver, self._on_death, self._wake)
         self._thread.start()
         await self._server.start()
         self.loop_watch.start()
@@ -146,6 +161,13 @@ class EngineServer:
         """Return the party that this process is on KV links: the engine, or its rank 0."""
         is_alone = self._config.parallel.tensor_parallel_size == 1
         return Party(self._engine_id if is_alone else f"{self._engine_id}/0", self._incarnation)
+
+    @property
+    def _core(self) -> EngineCore:
+        """The core that start() has built. Raises EngineNotStarted."""
+        if self._started_core is None:
+            raise EngineNotStarted(self._engine_id)
+        return self._started_core
 
     async def stop(self) -> None:
         """Hang up on every client, end the engine thread, release the core."""
@@ -173,7 +195,6 @@ class EngineServer:
                 task.add_done_callback(lambda _, key=key: self._encoding.pop(key))  # type: ignore[misc]  # mypy infers no lambda with a default
 
     def _submit(self, request: EngineCoreRequest, client_index: int) -> None:
-        assert self._core is not None
         self._core.submit(request, client_index)
         self._wake.set()
 
@@ -184,14 +205,12 @@ class EngineServer:
     def begin_fetch(self, fetch: EmbeddingFetch) -> None:
         """Begin to fetch an image's embeddings from an encode engine, for RemoteEncoders."""
         core = self._core
-        assert core is not None, "requests come when the core is there"
         core.ask(lambda: core.scheduler.remote.embeddings.begin(fetch))
         self._wake.set()
 
     def cancel_fetch(self, fetch: EmbeddingFetch) -> None:
         """End a fetch that begin_fetch() began, if it is not over."""
         core = self._core
-        assert core is not None, "requests come when the core is there"
         core.ask(lambda: core.scheduler.remote.embeddings.cancel(fetch))
         self._wake.set()
 
@@ -202,7 +221,6 @@ class EngineServer:
     async def _encode(self, image: EncoderInput) -> PackedArray:
         """Encode an image for another engine. Raises EncodeRefused."""
         core = self._core
-        assert core is not None, "the server starts when the core is there"
         images = self.facts.images
         if images is None or (mistake := find_image_mistake(image, images)) is not None:
             reason = "the model takes no images" if images is None else mistake
@@ -214,7 +232,6 @@ class EngineServer:
 
     def abort(self, requests: list[tuple[str, int]], client_index: int) -> None:
         """Queue the end of one session's requests, as (request_id, attempt)."""
-        assert self._core is not None
         for request_id, attempt in requests:
             if (encoding := self._encoding.get((client_index, request_id, attempt))) is not None:
                 encoding.cancel()
@@ -223,7 +240,6 @@ class EngineServer:
 
     async def load_adapter(self, adapter: Adapter) -> str | None:
         """Load an adapter before any request needs it; returns why the load failed, or None. From any event loop."""
-        assert self._core is not None
         loop = asyncio.get_running_loop()
         over: asyncio.Future[str | None] = loop.create_future()
 
@@ -246,7 +262,6 @@ class EngineServer:
         preempt: preempt running requests, which start over, instead of refusing the reset
         """
         core = self._core
-        assert core is not None, "start() comes first"
         return bool(await self._ask(lambda: core.scheduler.reset_prefix_cache(reset_running_requests=preempt)))
 
     async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
@@ -259,7 +274,7 @@ class EngineServer:
             try:
                 await asyncio.sleep(duration_s)
             finally:
-                # Ended even if the caller has gone: an engine that is being profiled is slow.
+                # The profiler is stopped even if the call is cancelled, because it slows the engine down.
                 profile = await asyncio.shield(self._ask(lambda: profiler.end(with_trace=with_trace)))
             assert isinstance(profile, EngineProfile)
             return profile
@@ -267,15 +282,13 @@ class EngineServer:
             self._profiling.release()
 
     def _ask(self, function: Callable[[], object]) -> asyncio.Future[object]:
-        assert self._core is not None, "start() comes first"
         answer = asyncio.wrap_future(self._core.ask(function))
         self._wake.set()
         return answer
 
     @property
     def facts(self) -> ModelFacts:
-        """The loaded model's facts; after start()."""
-        assert self._core is not None, "start() comes first"
+        """The loaded model's facts. Raises EngineNotStarted."""
         return self._core.executor.facts
 
     @property
@@ -310,7 +323,6 @@ class EngineServer:
 
     def check_integrity(self) -> None:
         """Check the scheduler's and the pool's invariants; only while the engine is idle. Raises IntegrityError."""
-        assert self._core is not None
         self._core.scheduler.check_integrity()
 
     def _say(self, progress: str) -> None:
@@ -319,5 +331,6 @@ class EngineServer:
 
     def _on_death(self, error: BaseException) -> None:
         self._error = f"{type(error).__name__}: {error}"
-        # At once: the clients' requests go on in other engines, and until then heartbeats would report a living engine.
+        # Hang up at once, so that the clients move their requests to other engines: until then, heartbeats would report
+        # a living engine.
         self._sessions.hang_up(self._error)

@@ -3,6 +3,7 @@
 EngineError
 |-- DuplicateRequest   a request id that this engine still knows was submitted again
 |-- EncodeRefused      another engine asked this one to encode an image that its encoder cannot take
+|-- EngineNotStarted   the engine was asked for something that it can do once its model is loaded
 |-- ProfileUnderWay    an engine makes one profile at a time
 |-- IllegalTransition  a request was about to change its status by a transition that docs/states.md does not have
 `-- IntegrityError     block or queue accounting contradicts itself: the engine must die and be replaced
@@ -34,6 +35,13 @@ class DuplicateRequest(EngineError):
 
 class EncodeRefused(EngineError):
     """The arrays of the image are not those that this model's encoder takes."""
+
+
+class EngineNotStarted(EngineError):
+    """The engine was asked for something that it can do once its model is loaded."""
+
+    def __init__(self, engine_id: str) -> None:
+        super().__init__(f"engine {engine_id} has not started yet")
 
 
 class ProfileUnderWay(EngineError):

@@ -57,6 +57,8 @@ class InProcessExecutor:
             prompt_embeds_size=runner.prompt_embeds_size,
             images=runner.images,
             dtype=runner.dtype,
+            attention_backend=runner.attention_backend,
+            attention_reason=runner.attention_reason,
         )
 
     @property

@@ -23,6 +23,7 @@ class ModelFacts:
     prompt_embeds_size: size of one token's embedding in a prompt; 0 if prompts cannot be embeddings
     dtype: data type that the model computes in, and that a prompt's embeddings are cast to
     images: arrays that the encoder takes; None if the model takes no images
+    attention_backend, attention_reason: name of the backend that computes attention, and why it was chosen, for display
     """
 
     max_model_len: int
@@ -37,6 +38,8 @@ class ModelFacts:
     prompt_embeds_size: int = 0
     images: ImageFacts | None = None
     dtype: str = "float32"
+    attention_backend: str = ""
+    attention_reason: str = ""
 
     @property
     def request_limits(self) -> RequestLimits:

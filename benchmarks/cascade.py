@@ -61,7 +61,7 @@ def _measure(
     cache = torch.randn(
         (num_common + num_sequences * num_own, kv_heads, 1, 2, _BLOCK_SIZE, head_dim), generator=generator
     ).to(getattr(torch, dtype))
-    backend = TorchAttention(cache, frozenset({None}))
+    backend = TorchAttention(cache, frozenset({None}), is_causal=True)
     own = num_common + np.arange(num_sequences * num_own).reshape(num_sequences, num_own)
     tables = np.concatenate([np.tile(np.arange(num_common), (num_sequences, 1)), own], axis=1)
     seq_lens = np.full(num_sequences, num_common * _BLOCK_SIZE + _NUM_OWN_TOKENS)

@@ -12,9 +12,10 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -32,6 +33,7 @@ from actors.executor import InProcessExecutor
 from actors.model import model_runner as model_runner_module
 from actors.model.attention import cascade
 from actors.model.attention.torch_backend import TorchAttention, TorchBatch
+from actors.model.attention.vllm_cpu_backend import VllmCpuAttention, VllmCpuBatch
 from actors.model.input_batch import InputBatch
 from actors.model.loaded_runner import LoadedRunner
 from actors.model.model_runner import ModelRunner
@@ -85,19 +87,40 @@ def run(
     threads: Annotated[int, typer.Option()] = 1,
     overlap: Annotated[bool, typer.Option(help="Schedule a step while the one before it runs.")] = False,
     common: Annotated[int, typer.Option(help="Tokens of the context that all requests begin with.")] = 0,
+    attention_backend: Annotated[str, typer.Option(help="auto, torch or vllm_cpu.")] = "auto",
+    key_order: Annotated[str, typer.Option(help="auto, plain or transposed.")] = "auto",
+    block_size: Annotated[int, typer.Option()] = 16,
+    weight_packing: Annotated[str, typer.Option(help="See model.weight_packing in docs/settings.md.")] = "none",
+    dummy: Annotated[bool, typer.Option(help="Draw the weights; the directory needs a config.json only.")] = False,
     read_once: Annotated[bool, typer.Option(help="Read the common tokens' keys once where it pays.")] = True,
 ) -> None:
     """Decode and print the breakdown of the median step."""
     if not read_once:
         cascade._MIN_TOKENS = sys.maxsize
-    core = _engine(model, dtype, batch, context + steps + 8, threads, overlap=overlap)
+    cache: dict[str, str | int] = {
+        "attention_backend": attention_backend,
+        "key_order": key_order,
+        "block_size": block_size,
+    }
+    model_config = ModelConfig.model_validate(
+        {
+            "model": str(model),
+            "dtype": dtype,
+            "device": "cpu",
+            "weight_packing": weight_packing,
+            "load_format": "dummy" if dummy else "auto",
+        }
+    )
+    core = _engine(model_config, batch, context + steps + 8, threads, overlap=overlap, cache=cache)
     parts = Parts()
     parts.wrap(Scheduler, "schedule", "schedule")
     parts.wrap(Scheduler, "update_from_output", "update")
     parts.wrap(InputBatch, "update", "input batch: update")
     parts.wrap(InputBatch, "prepare", "input batch: prepare")
-    parts.wrap(TorchAttention, "prepare", "attention: step metadata")
-    parts.wrap(TorchBatch, "attend", "attention: all layers (inside forward)")
+    for backend in (TorchAttention, VllmCpuAttention):
+        parts.wrap(backend, "prepare", "attention: step metadata")
+    for step in (TorchBatch, VllmCpuBatch):
+        parts.wrap(step, "attend", "attention: all layers (inside forward)")
     parts.wrap(ModelRunner, "_forward", "forward")
     parts.wrap(model_runner_module, "sample", "sample")
     parts.wrap(InputBatch, "sampling_batch", "sample: bookkeeping")
@@ -132,12 +155,22 @@ def _tokens(count: int, seed: int) -> list[int]:
     return tokens
 
 
-def _engine(model: Path, dtype: str, batch: int, max_model_len: int, threads: int, *, overlap: bool) -> EngineCore:
-    block_size = 16
+def _engine(
+    model: ModelConfig,
+    batch: int,
+    max_model_len: int,
+    threads: int,
+    *,
+    overlap: bool,
+    cache: Mapping[str, str | int] = MappingProxyType({}),
+) -> EngineCore:
+    """Make an engine that computes every prompt in one step. cache: further settings of the KV cache"""
+    settings = {"block_size": 16, **cache}
+    num_blocks = batch * (max_model_len // int(settings["block_size"]) + 2)
     config = EngineConfig.model_validate(
         {
-            "model": ModelConfig.model_validate({"model": str(model), "dtype": dtype, "device": "cpu"}),
-            "cache": CacheConfig(block_size=block_size, num_blocks=batch * (max_model_len // block_size + 2)),
+            "model": model,
+            "cache": CacheConfig.model_validate({**settings, "num_blocks": num_blocks}),
             # Every prompt in one step: so all requests decode for as long as is measured.
             "scheduler": SchedulerConfig(
                 max_num_seqs=batch, max_num_batched_tokens=batch * max_model_len, overlap=overlap

@@ -112,7 +112,7 @@ def _serve(pipe: Connection, num_streams: int, rate: float) -> None:
 
 async def _serve_on_loop(pipe: Connection, num_streams: int, rate: float) -> None:
     serving, source = make_serving(rate, num_streams)
-    server = HttpServer(serving, _no_view, HttpConfig(port=0), slow_reader_timeout_s=600.0)
+    server = HttpServer(serving, _no_view, HttpConfig(port=0), slow_reader_timeout_s=600.0, host="127.0.0.1")
     pipe.send(await server.start())
     giving = asyncio.create_task(source.run(num_streams))
     while source.num_unfinished_requests < num_streams:  # noqa: ASYNC110  # a benchmark

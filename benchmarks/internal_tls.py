@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import multiprocessing
 import os
 import statistics
@@ -32,6 +31,7 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.ranks.rank_control import RankControl
 from actors.sessions.session_server import SessionServer
 from benchmarks.kv_transfer import in_two_processes, make_layout, receive_chunks
+from cluster.bench.pairs import MIN_PAIRS, median_interval
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
 from kv_transfer.handoff.control_messages import Chunk, ControlMessage
@@ -50,14 +50,12 @@ _ENGINE, _INGRESS = Party("decode-0", 1), Party("ingress-0", 1)
 _NUM_REQUESTS: Final = 64
 _NUM_STEPS: Final = 1500
 _NUM_MESSAGES: Final = 2000
-_STUDENT_90: Final = {2: 6.314, 3: 2.920, 4: 2.353, 5: 2.132, 6: 2.015, 7: 1.943, 8: 1.895, 9: 1.860, 10: 1.833}
-"""The 95th percentile of Student's t for so many pairs."""
 
 
 def main() -> None:
     """Print one row for each measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=5, choices=sorted(_STUDENT_90))
+    parser.add_argument("--pairs", type=int, default=MIN_PAIRS, choices=range(MIN_PAIRS, 31))
     parser.add_argument("--only", choices=list(_MEASURES), action="append")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -68,7 +66,7 @@ def main() -> None:
         for name in pairs[0][0]:
             plain, encrypted = ([pair[end][name] for pair in pairs] for end in (0, 1))
             ratios = [after / before for before, after in zip(plain, encrypted, strict=True)]
-            low, high = _interval(ratios)
+            low, high = median_interval(ratios)
             table.add_row(
                 name,
                 f"{statistics.median(plain):.4g}",
@@ -78,14 +76,6 @@ def main() -> None:
             )
     Console(width=160).print(table)
     print(f"load of this host at the end: {os.getloadavg()[0]:.1f}")
-
-
-def _interval(ratios: list[float]) -> tuple[float, float]:
-    """The 90 % interval of the mean of logarithms, as ratios."""
-    logarithms = [math.log(ratio) for ratio in ratios]
-    mean = statistics.mean(logarithms)
-    half = _STUDENT_90[len(ratios)] * statistics.stdev(logarithms) / math.sqrt(len(ratios))
-    return math.exp(mean - half), math.exp(mean + half)
 
 
 def _plain() -> TrustMaterial:

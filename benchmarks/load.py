@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.api.protos.raypd.v1 import generate_pb2
+from cluster.bench.estimates import percentile
 from cluster.client import GenerateClient
 from cluster.commands.demo import exposed_transfer_s
 from cluster.errors import ClusterError
@@ -125,5 +126,5 @@ def summarise(results: Sequence[RequestResult]) -> Summary:
     )
 
 
-def _ms(seconds: Sequence[float], percentile: float) -> float:
-    return float(np.percentile(seconds, percentile)) * 1e3 if seconds else float("nan")
+def _ms(seconds: Sequence[float], percent: float) -> float:
+    return percentile(seconds, percent) * 1e3

@@ -1,7 +1,7 @@
 """Measure what it is worth to hand preempted requests to another decode engine.
 
 One prefill engine and two decode engines in processes of their own; the first decode engine has a small KV cache, the
-second a large one. The same open-loop load is served with moves off and on, in turns, on the same engines.
+second a large one. The same open-loop load is served with migration off and on, in turns, on the same engines.
 
     python -m benchmarks.migration [--model DIR] [--rounds 8]
 """
@@ -83,7 +83,7 @@ class Outcome:
     end_to_end_s: list[float] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     num_preemptions: int = 0
-    num_moves: int = 0
+    num_migrations: int = 0
     num_computed: int = 0
     num_fetched: int = 0
 
@@ -96,14 +96,14 @@ class Outcome:
 
 
 async def measure(model: Path, load: Load, num_rounds: int) -> None:
-    """Serve the load with moves off and on, in turns."""
+    """Serve the load with migration off and on, in turns."""
     outcomes = {False: Outcome(), True: Outcome()}
     async with running_engines(model) as (pool, facts):
         for number in range(-1, num_rounds):
-            for moves in (False, True):
+            for migrates in (False, True):
                 # The first round opens links and warms up.
-                outcome = Outcome() if number < 0 else outcomes[moves]
-                await _serve(pool, _make_serving(model, facts, pool, moves=moves), load, outcome, seed=number)
+                outcome = Outcome() if number < 0 else outcomes[migrates]
+                await _serve(pool, _make_serving(model, facts, pool, migrates=migrates), load, outcome, seed=number)
     _print(outcomes, num_rounds)
 
 
@@ -117,7 +117,7 @@ async def _serve(pool: SessionPool, serving: Serving, load: Load, outcome: Outco
             await asyncio.sleep(draw.expovariate(load.requests_per_s))
     outcome.total_s.append(time.perf_counter() - started_s)
     outcome.count(before, await _decode_stats(pool))
-    outcome.num_moves += serving.num_moves
+    outcome.num_migrations += serving.num_migrations
 
 
 async def _ask(serving: Serving, prompt: list[int], num_tokens: int, outcome: Outcome) -> None:
@@ -142,28 +142,28 @@ async def _decode_stats(pool: SessionPool) -> list[SchedulerStats]:
 
 
 def _print(outcomes: dict[bool, Outcome], num_rounds: int) -> None:
-    columns = ["moves", "total s, median", "end to end p50 s", "p99", "ITL p50 ms", "p99 ", "p99.9", "longest"]
+    columns = ["migration", "total s, median", "end to end p50 s", "p99", "ITL p50 ms", "p99 ", "p99.9", "longest"]
     columns += ("gaps above 0.5 s", "preempted", "moved", "fetched tokens", "prompt tokens computed")
     table = Table(*columns, title=f"{num_rounds} rounds each, in turns")
-    for moves, outcome in outcomes.items():
+    for migrates, outcome in outcomes.items():
         gaps_ms = np.array(outcome.gaps_s) * 1e3
         table.add_row(
-            "on" if moves else "off",
+            "on" if migrates else "off",
             f"{np.median(outcome.total_s):.2f}",
             *(f"{np.percentile(outcome.end_to_end_s, q):.2f}" for q in (50, 99)),
             *(f"{np.percentile(gaps_ms, q):.1f}" for q in (50, 99, 99.9, 100)),
             str((gaps_ms > 500).sum()),
-            *(str(count) for count in (outcome.num_preemptions, outcome.num_moves)),
+            *(str(count) for count in (outcome.num_preemptions, outcome.num_migrations)),
             *(str(count) for count in (outcome.num_fetched, outcome.num_computed)),
         )
     Console(width=180).print(table)
 
 
-def _make_serving(model: Path, facts: ModelFacts, pool: SessionPool, *, moves: bool) -> Serving:
+def _make_serving(model: Path, facts: ModelFacts, pool: SessionPool, *, migrates: bool) -> Serving:
     description = ModelDescription.of("model", facts)
-    processor = InputProcessor(description, ModelTokenizer.from_directory(model))
+    processor = InputProcessor(description, ModelTokenizer.from_directory(model, use_fastokens=True))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
-    planner = MigrationPlanner(pool.stats) if moves else None
+    planner = MigrationPlanner(pool.stats) if migrates else None
     return Serving(versions, pool, IngressConfig(), migration_planner=planner)
 
 

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from actors.config import ModelConfig
 from actors.core.outputs.scheduler_output import StepBatch
 from actors.core.requests.request import EngineCoreRequest, PromptEmbeds
 from actors.core.requests.sampling_params import SamplingParams
@@ -37,7 +38,8 @@ def run(
     rounds: Annotated[int, typer.Option()] = 5,
 ) -> None:
     """Print milliseconds."""
-    core = _engine(DEMO_MODEL, "float32", samples, context + _NUM_OUTPUT_TOKENS + 8, 1, overlap=False)
+    model = ModelConfig(model=str(DEMO_MODEL), dtype="float32", device="cpu")
+    core = _engine(model, samples, context + _NUM_OUTPUT_TOKENS + 8, 1, overlap=False)
     kinds: dict[str, Callable[[], float]] = {
         "prefill": lambda: _prefill(core, context),
         "prefill, prompt_logprobs = 0": lambda: _prefill(core, context, num_logprobs=0),

@@ -124,7 +124,7 @@ def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, Token
 
     This process collects garbage as an ingress's does from now on.
     """
-    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL)
+    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL, use_fastokens=True)
     source = TokenSource(tokenizer.encode(_WORDS * 4), tokens_per_s)
     model = ModelDescription("demo", 131_072, tokenizer.backend.get_vocab_size(), (0,))
     version = ModelVersion(1, InputProcessor(model, tokenizer), PrefixAwarePair(16, hash_key=PUBLIC_KEY))
@@ -137,7 +137,7 @@ def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, Token
 
 def text_lengths(num_tokens: int) -> list[int]:
     """How many characters a client has of the source's tokens after each of so many."""
-    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL)
+    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL, use_fastokens=True)
     detokenizer = Detokenizer(tokenizer.backend, [], skip_special_tokens=True)
     tokens = islice(cycle(tokenizer.encode(_WORDS * 4)), num_tokens)
     return list(accumulate(len(detokenizer.step(token)) for token in tokens))
@@ -145,6 +145,6 @@ def text_lengths(num_tokens: int) -> list[int]:
 
 def prompt_of(num_tokens: int) -> str:
     """Text of about so many tokens."""
-    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL)
+    tokenizer = ModelTokenizer.from_directory(DEMO_MODEL, use_fastokens=True)
     num_each = len(tokenizer.encode(_WORDS * 10)) / 10
     return _WORDS * round(num_tokens / num_each)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from cluster.commands import access, ask, deploy, operate, serve
+from cluster.commands import access, ask, deploy, install, operate, serve
+from cluster.commands.bench.bench_command import bench
 
 app = typer.Typer(
     name="raypd",
@@ -20,6 +21,7 @@ for command in (
     ask.generate,
     ask.chat,
     ask.embed,
+    bench,
     operate.status,
     operate.scale,
     operate.drain,
@@ -34,6 +36,7 @@ for command in (
     deploy.config,
     deploy.doctor,
     deploy.manifests,
+    install.install,
 ):
     app.command()(command)
 

@@ -221,6 +221,22 @@ class ClusterConfig(_Settings):
             raise ValueError("no engines: set prefill.count and decode.count, or both.count, to at least 1")
         return self
 
+    @model_validator(mode="after")
+    def _keys_have_one_order(self) -> Self:
+        named: dict[str, str] = {}
+        for role in EngineRole:
+            group = self.group(role)
+            order = (group.cache or self.cache).key_order
+            if group.count and order != "auto":
+                named.setdefault(order, f"{role.value}.cache.key_order" if group.cache else "cache.key_order")
+        if len(named) > 1:
+            (one, one_name), (other, other_name) = named.items()
+            raise ValueError(
+                f"{one_name} is {one} and {other_name} is {other}: engines exchange blocks as they are, so name "
+                "the same order for all of them, or for none"
+            )
+        return self
+
     @field_validator("cluster_secret_file", "block_hash_key_file")
     @classmethod
     def _is_absolute(cls, path: Path | None) -> Path | None:
@@ -357,7 +373,7 @@ def _overlay(settings: dict[str, Any], overrides: dict[str, Any]) -> None:
             settings[key] = value
 
 
-def _describe(mistake: Any) -> str:  # pydantic's ErrorDetails, a TypedDict of another package's core
+def _describe(mistake: Any) -> str:  # The type of a mistake is pydantic_core.ErrorDetails.
     field = ".".join(str(part) for part in mistake["loc"]) or "cluster"
     message = mistake["msg"].removeprefix("Value error, ")
     if mistake["type"] == "extra_forbidden":

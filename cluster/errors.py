@@ -23,8 +23,10 @@ ClusterError
 |-- UnknownNode           no node, or more than one, has that name
 |-- SecretIsInFile        the cluster's secret is replaced in its file, not by an operator's call
 |-- NotDoneInTime         a change goes on, but was not finished within the operator's time limit
+|-- InstallFailed         a package could not be installed, or cannot be used on this machine
 |-- TokenizerUnusable     the model's tokenizer cannot be used; the ingress does not start
 |-- AddressUnavailable    the ingress cannot listen at its address
+|-- CannotMeasure         a benchmark cannot be run, since a server does not answer as it has to
 |-- InvalidConfig         the settings have mistakes; the error names settings, their values, and what is allowed
 `-- CannotStart           the cluster could not be started
     |-- CannotPlace       the Ray cluster has no room for an engine
@@ -35,6 +37,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 from cluster.api.protos.shared_errors import ClusterError as ClusterError
 from cluster.api.protos.shared_errors import InvalidConfig as InvalidConfig
@@ -166,9 +169,14 @@ class EngineFailed(ClusterError):
 
     def __init__(self, request_id: str, reason: str, *, num_new_tokens: int, can_resume: bool) -> None:
         super().__init__(f"{request_id}: {reason}")
+        self.request_id = request_id
         self.reason = reason
         self.num_new_tokens = num_new_tokens
         self.can_resume = can_resume
+
+    def with_num_new_tokens(self, num_new_tokens: int) -> Self:
+        """Return the same error with another number of tokens."""
+        return type(self)(self.request_id, self.reason, num_new_tokens=num_new_tokens, can_resume=self.can_resume)
 
 
 class OutputsDiverged(EngineFailed):
@@ -233,6 +241,10 @@ class UnknownNode(ClusterError):
         super().__init__(f"{name!r} does not name one node of the Ray cluster; its nodes are: {', '.join(nodes)}")
 
 
+class InstallFailed(ClusterError):
+    """A package could not be installed, or cannot be used on this machine; the message says why."""
+
+
 class SecretIsInFile(ClusterError):
     """The cluster's secret comes from a file, so it has to be replaced in the file."""
 
@@ -262,6 +274,10 @@ class AddressUnavailable(ClusterError):
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"cannot listen at {address}: {reason}; free the port or choose another (0 for any)")
         self.address = address
+
+
+class CannotMeasure(ClusterError):
+    """A benchmark cannot be run; the message says which call failed, and what the server answered."""
 
 
 class CannotStart(ClusterError):

@@ -123,7 +123,7 @@ def _groups(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseM
             yield from _groups(nested, f"{path}.{name}" if path else name)
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:  # a type, or a construction of typing's
+def _models_in(annotation: Any) -> list[type[BaseModel]]:  # Any: a type, or a generic alias such as X | None
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in getattr(annotation, "__args__", ()) for model in _models_in(argument)]
@@ -185,7 +185,7 @@ def _default_of(field: FieldInfo) -> str:
     return f"`{_inline(plain)}`"
 
 
-def _inline(value: Any) -> str:  # what YAML can say
+def _inline(value: Any) -> str:  # Any: whatever YAML can express
     """Return a value as YAML in one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False, allow_unicode=True)
     return text.removesuffix("\n").removesuffix("\n...")

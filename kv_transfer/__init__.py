@@ -1,1 +1,1 @@
-"""How KV blocks get from one engine's memory into another's. No ray here, and no Request."""
+"""Transfers KV blocks from one engine's memory into another's. This package imports neither ray nor Request."""

@@ -5,11 +5,11 @@ The two ends of a transfer may differ in two ways, and both come down to arithme
 - Tensor-parallel sizes. Each rank holds a range of the model's KV heads, or one head together with other ranks (its
   replicas) when there are fewer heads than ranks. plan_transfer() decides which producer rank sends which heads to
   which consumer rank.
-- Block sizes, one a multiple of the other. Pieces travel: a piece is the KV of as many tokens as the smaller block
-  has, for a range of heads and all layers. Piece p of a cache is the (p % k)-th part of block p // k, with k pieces in
-  a block. On the wire a piece is [heads, num_layers, 2, piece tokens, head_dim]. Where a block is one piece, the piece
-  is one contiguous run of memory; where a block holds several, a piece is one run for each head, layer, and key or
-  value. piece_runs() lists the runs.
+- Block sizes, one a multiple of the other, if keys have the plain order. Pieces travel: a piece is the KV of as many
+  tokens as the smaller block has, for a range of heads and all layers. Piece p of a cache is the (p % k)-th part of
+  block p // k, with k pieces in a block. On the wire a piece is [heads, num_layers, 2, piece tokens, head_dim]. Where a
+  block is one piece, the piece is one contiguous run of memory; where a block holds several, a piece is one run for
+  each head, layer, and key or value. piece_runs() lists the runs.
 """
 
 from __future__ import annotations
@@ -17,14 +17,46 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from enum import StrEnum
+from typing import Annotated, Final
 
 import numpy as np
+from msgspec import Meta
 
 from kv_transfer.message_ranges import Count, PositiveCount, Word
 
 MAX_TP_SIZE: Final = 1024
+_MAX_GROUPS: Final = 64
 _MAX_DIMENSION: Final = 2**20
+
+
+class KeyOrder(StrEnum):
+    """The order of K's numbers in a tile, which is one block of one head and layer. V is always in the plain order.
+
+    PLAIN:      [block_size, head_dim], token after token
+    TRANSPOSED: [head_dim, block_size], so that processors multiply one number of a query with those of many tokens
+    """
+
+    PLAIN = "plain"
+    TRANSPOSED = "transposed"
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """The KV of those layers of a rank that differ from the layout's first ones in their shape.
+
+    num_kv_heads:      on this rank; num_replicas as in KVCacheLayout
+    key_size, value_size: numbers of one token and head; value_size is 0 for layers that store one vector only
+    bytes_per_request: the size of a state that does not grow with the tokens; 0 for attention
+    """
+
+    num_layers: PositiveCount
+    num_kv_heads: PositiveCount
+    key_size: PositiveCount
+    value_size: Count
+    dtype: Word
+    num_replicas: PositiveCount = 1
+    bytes_per_request: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +70,9 @@ class KVCacheLayout:
     dtype: the torch dtype's name, such as "float32"
     model_fingerprint: digest of the model's config and weights; KV of another model is never accepted
     num_replicas: how many neighbouring ranks hold the same KV head; 1 unless there are fewer heads than ranks
+    key_order: a KeyOrder; a later version may have others, which are refused by their name
+    further_groups: layers whose KV has another shape. No engine of this version makes such a cache. A peer that has one
+        is refused with the reason; without this field in the message it would be misread.
     """
 
     num_blocks: PositiveCount
@@ -51,6 +86,8 @@ class KVCacheLayout:
     tp_rank: Count = 0
     tp_size: PositiveCount = 1
     num_replicas: PositiveCount = 1
+    key_order: Word = KeyOrder.PLAIN
+    further_groups: Annotated[tuple[KVGroup, ...], Meta(max_length=_MAX_GROUPS)] = ()
 
     def __post_init__(self) -> None:
         """Raise ValueError for a layout that no rank's cache can have: a layout may come from a peer."""
@@ -66,6 +103,8 @@ class KVCacheLayout:
             "num_replicas": (self.num_replicas, 1, self.tp_size),
             "length of dtype": (len(self.dtype), 1, 64),
             "length of model_fingerprint": (len(self.model_fingerprint), 0, 256),
+            "length of key_order": (len(self.key_order), 1, 64),
+            "number of further_groups": (len(self.further_groups), 0, _MAX_GROUPS),
         }
         for name, (value, least, most) in limits.items():
             if not least <= value <= most:
@@ -105,7 +144,7 @@ class KVCacheLayout:
         """A digest of what a block's bytes mean, 32 hex digits: with equal ones, equal hashes mean equal bytes."""
         heads = self.kv_heads
         parts = (self.model_fingerprint, self.dtype, self.total_num_kv_heads, heads.start, heads.stop)
-        shape = (self.num_layers, self.block_size, self.head_dim)
+        shape = (self.num_layers, self.block_size, self.head_dim, str(self.key_order), self.further_groups)
         return hashlib.blake2b(repr((parts, shape)).encode(), digest_size=16).hexdigest()
 
     @property
@@ -205,7 +244,7 @@ def piece_runs(layout: KVCacheLayout, kv_heads: range, piece_tokens: int, pieces
     pieces_per_block = layout.block_size // piece_tokens
     run_size_bytes = piece_tokens * layout.head_dim * layout.dtype_size_bytes
     block_starts = ids // pieces_per_block * layout.block_size_bytes
-    # Heads, layers, keys and values follow each other at the same distance.
+    # The distance is the same from one head, layer, key or value to the next, so one arange() covers all of them.
     tile_starts = np.arange(len(kv_heads) * layout.num_layers * 2) * (pieces_per_block * run_size_bytes)
     in_tile = ids % pieces_per_block * run_size_bytes
     starts = (block_starts + in_tile)[:, None] + tile_starts + first_head * head_size_bytes

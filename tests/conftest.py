@@ -47,9 +47,20 @@ _FIRST: Final = (
 )
 
 
+_ALONE: Final = ("faults/", "hosts/")
+"""The folders in which `make test-alone` looks for its tests: to collect all tests takes longer than some of them."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run first what takes minutes: in the end no process waits for another."""
-    items.sort(key=lambda item: _rank(item.path.relative_to(Path(__file__).parent).as_posix()))
+    items.sort(key=lambda item: _rank(_file_of(item)))
+    for item in items:
+        if item.get_closest_marker("alone") is not None and not _file_of(item).startswith(_ALONE):
+            raise pytest.UsageError(f"{item.nodeid} is marked alone: name its folder in the Makefile's test-alone, too")
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).as_posix()
 
 
 def _rank(file: str) -> int:

@@ -10,12 +10,11 @@ import ast
 import os
 import subprocess
 import sys
-import tempfile
 from typing import Final
 
-_WANTED: Final = ("-c", "constraints.txt", "-e", ".[dev]")
-_LEFT_OUT: Final = "triton\n"
-"""A gigabyte that xgrammar asks for, and nothing without a GPU imports. pip cannot leave it out."""
+_TRITON: Final = "triton==3.9.0"
+"""Tests interpret and compile kernels with it. constraints.txt lacks it: CUDA builds of torch name a version."""
+_WANTED: Final = ("-c", "constraints.txt", "-e", ".[dev]", _TRITON)
 _SCOPES: Final = ("global", "install", ":env:")
 """The scopes of pip's settings; a setting in a later one counts."""
 _OPTIONS: Final = {
@@ -34,12 +33,8 @@ def main() -> None:
         listed = subprocess.run([*pip, "config", "list"], check=True, capture_output=True, text=True).stdout
         options = uv_options(listed)
         uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
-        with tempfile.NamedTemporaryFile("w", suffix=".txt") as left_out:
-            left_out.write(_LEFT_OUT)
-            left_out.flush()
-            command = [*uv, *options, "--excludes", left_out.name, *_WANTED]
-            if subprocess.run(command, env=uv_environment(listed), check=False).returncode == 0:
-                return
+        if subprocess.run([*uv, *options, *_WANTED], env=uv_environment(listed), check=False).returncode == 0:
+            return
         print("uv could not install it, pip tries", file=sys.stderr)
     sys.exit(subprocess.run([*pip, "install", *quiet, *_WANTED], check=False).returncode)
 

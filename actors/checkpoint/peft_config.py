@@ -158,13 +158,13 @@ def _targets(given: str | list[str] | None) -> str | tuple[str, ...]:
     return given if isinstance(given, str) else tuple(given)
 
 
-def _rank(key: str, value: Any) -> int:  # JSON
+def _rank(key: str, value: Any) -> int:  # Any: a value of parsed JSON
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise AdapterRefused(f"rank_pattern has {value!r} for {key!r}, which is no rank")
     return value
 
 
-def _alpha(key: str, value: Any) -> float:  # JSON
+def _alpha(key: str, value: Any) -> float:  # Any: a value of parsed JSON
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise AdapterRefused(f"alpha_pattern has {value!r} for {key!r}, which is no number")
     return float(value)

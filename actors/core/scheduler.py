@@ -137,7 +137,8 @@ class Scheduler:
             request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
         objection = self._handoff_rank.find_objection(request)
         if objection is not None and request.transfer_role is TransferRole.CONSUMER:
-            # The objection is not the request's fault: this engine computes all of the request itself.
+            # This objection is to the handoff and not to the request, so this engine computes all of the request
+            # itself.
             request.transfer_role = request.kv_transfer_params = objection = None
         self.requests[request.request_id] = request
         self.remote.add_request(request)
@@ -265,7 +266,7 @@ class Scheduler:
         if scheduler_output.step_index:
             self.kv_cache_manager.end_step(scheduler_output.step_index)
         self.preparation.take_in(model_runner_output.adapter_loads)
-        # Before the tokens: a producer whose consumer is gone must not be handed over to it.
+        # This comes before the tokens: a producer must not hand a request over to a consumer that is gone.
         self._update_from_connector(model_runner_output, now_s)
         for request_id in model_runner_output.num_nans_in_logits:
             self._count_corrupted(request_id)

@@ -40,6 +40,23 @@ def reset_encoder_cache(scheduler: Scheduler) -> bool:
     return scheduler.encoder_cache_manager.reset()
 
 
+# -- KVConnectorScheduler ----------------------------------------------------------------------------------------------
+
+
+def get_num_new_matched_tokens(
+    connector: KVConnectorScheduler, request: Request, num_computed_tokens: int
+) -> tuple[int | None, bool]:
+    """Return how many tokens can be loaded beyond the computed ones, and whether a load of them ends in a later step.
+
+    vLLM's scheduler lets a request with True wait in WAITING_FOR_REMOTE_KVS, and computes one with False in the same
+    step, which a load inside the forward pass serves. Every load of raypd ends in a later step, so the second value is
+    False only where nothing is loaded; vLLM demands False there.
+    The first value is None, and the second False, if the scheduler has to ask again later.
+    """
+    num_tokens = connector.get_num_new_matched_tokens(request.request_id, num_computed_tokens)
+    return num_tokens, bool(num_tokens)
+
+
 # -- Request -----------------------------------------------------------------------------------------------------------
 
 

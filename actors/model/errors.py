@@ -2,14 +2,15 @@
 
 ModelError
 |-- CheckpointError    the checkpoint is missing, incomplete or unreadable
-|-- LoadFailed         transformers failed in a way that nobody foresaw
-|-- UnsupportedModel   the architecture cannot be served by this engine, and why
-|   `-- SelfCheckFailed  the paged forward does not give the stock model's logits
+|-- LoadFailed         transformers failed in an unforeseen way
+|-- UnsupportedModel   this engine cannot serve the architecture
+|   `-- SelfCheckFailed  the engine's forward pass does not compute transformers' logits
 |-- DeviceUnavailable  the configured device is not on this machine
+|-- AttentionBackendUnavailable  the configured attention backend cannot serve this model on this machine
 |-- KVCacheTooSmall    the memory budget does not hold a usable KV cache
 |-- KVCacheTooLarge    the device has less memory free than the configured KV cache needs
-|-- RankLost           another tensor-parallel rank of this engine is gone, or too late
-`-- RanksDisagree      a bug of ours: two ranks of an engine sampled different tokens
+|-- RankLost           another tensor-parallel rank of this engine is gone, or did not answer in time
+`-- RanksDisagree      a bug in raypd: two ranks of an engine sampled different tokens
 """
 
 from actors.errors import TravellingError
@@ -24,11 +25,11 @@ class CheckpointError(ModelError):
 
 
 class LoadFailed(ModelError):
-    """Something else went wrong while the model was loaded; the message is that of the error behind it."""
+    """Loading the model failed in an unforeseen way; the message is that of the original error."""
 
 
 class UnsupportedModel(ModelError):
-    """This architecture would be served wrongly, so it is not served at all."""
+    """The engine would compute this architecture wrongly, so it refuses the model."""
 
     def __init__(self, architecture: str, reason: str) -> None:
         super().__init__(f"{architecture} cannot be served: {reason}")
@@ -37,15 +38,19 @@ class UnsupportedModel(ModelError):
 
 
 class SelfCheckFailed(UnsupportedModel):
-    """The engine's own forward disagrees with the stock model's."""
+    """The engine's forward pass does not compute what transformers' own does."""
 
 
 class DeviceUnavailable(ModelError):
     """The configured device is not on this machine."""
 
 
+class AttentionBackendUnavailable(ModelError):
+    """The configured attention backend cannot serve this model on this machine; the message says why."""
+
+
 class KVCacheTooSmall(ModelError):
-    """The memory budget gives fewer blocks than an engine needs; the message says how much is there."""
+    """The memory budget holds fewer blocks than an engine needs; the message says how many it holds."""
 
 
 class KVCacheTooLarge(ModelError):
@@ -53,8 +58,8 @@ class KVCacheTooLarge(ModelError):
 
 
 class RankLost(ModelError):
-    """A tensor-parallel rank is gone, or too late. The engine cannot go on: its ranks are no longer in step."""
+    """A tensor-parallel rank is gone, or did not answer in time. The engine has to end: it needs all its ranks."""
 
 
 class RanksDisagree(ModelError):
-    """A bug of ours: ranks compute the same logits and must sample the same tokens."""
+    """Two ranks sampled different tokens, which is a bug in raypd: all ranks have the same logits."""

@@ -5,7 +5,9 @@ LoadedRunner.load(...) -> enable_lora(), if configured -> determine_num_blocks()
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,9 +15,11 @@ import torch
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.core.requests.sampling_params import SamplingParams
 from actors.lora_config import LoraConfig
+from actors.model.attention.backend import AttentionNeeds
+from actors.model.attention.choice import choose_backend, fastest_key_order
 from actors.model.attention.probe import GeometryProbe
 from actors.model.cache.kv_cache import allocate_kv_cache, make_layout
-from actors.model.cache.kv_cache_size import check_fits, choose_num_blocks
+from actors.model.cache.kv_cache_size import check_fits, choose_num_blocks, num_useful_blocks
 from actors.model.cache.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch
@@ -27,7 +31,9 @@ from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
 from actors.model.spec_decode.configured_proposer import make_proposer
 from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
 from actors.model.tensor_parallel.group import TensorParallelGroup
-from kv_transfer.layout import KVCacheLayout
+from kv_transfer.layout import KeyOrder, KVCacheLayout
+
+logger = logging.getLogger(__name__)
 
 
 class LoadedRunner:
@@ -86,29 +92,55 @@ class LoadedRunner:
         self._adapters.load_configured()
 
     def determine_num_blocks(self) -> int:
-        """Return how many blocks the cache can have. Where memory decides, profile a run of the largest batch first.
+        """Return how many blocks the cache can have. Where memory decides, measure a run of the largest batch first.
 
         Raises KVCacheTooSmall, or KVCacheTooLarge if the settings name more than the device has free.
         """
         model, cache_config = self.model, self._cache_config
         block_size_bytes = self._make_layout(1).block_size_bytes
-        is_sized_by_memory = cache_config.num_blocks is None and cache_config.kv_cache_memory_gib is None
-        activation_bytes = peak_memory_bytes(model.device, self._run_largest_batch) if is_sized_by_memory else 0
+        is_gpu = model.device.type != "cpu"
         free_bytes = free_memory_bytes(model.device)
+        activation_bytes = 0
+        if self._may_lack_memory(block_size_bytes, free_bytes, is_gpu=is_gpu):
+            activation_bytes = peak_memory_bytes(model.device, self._run_largest_batch)
+            free_bytes = free_memory_bytes(model.device)
         num_blocks = choose_num_blocks(
             cache_config,
             self._scheduler_config,
             block_size_bytes=block_size_bytes,
             max_model_len=model.max_model_len,
             free_memory_bytes=free_bytes - activation_bytes,
+            is_gpu=is_gpu,
         )
         check_fits(num_blocks, block_size_bytes, free_bytes)
         return num_blocks
 
+    def _may_lack_memory(self, block_size_bytes: int, free_bytes: int, *, is_gpu: bool) -> bool:
+        """Whether the size of the cache depends on how much memory a run of the largest batch takes.
+
+        It does not where a setting names the size, nor on a CPU where all useful blocks fit into half of the memory
+        that the cache may have: the run would only make the start longer.
+        """
+        cache_config = self._cache_config
+        if cache_config.num_blocks is not None or cache_config.kv_cache_memory_gib is not None:
+            return False
+        if is_gpu:
+            return True
+        useful = num_useful_blocks(
+            cache_config, self._scheduler_config, max_model_len=self.model.max_model_len, is_gpu=is_gpu
+        )
+        return 2 * useful * block_size_bytes > free_bytes * cache_config.memory_fraction
+
     def initialize(self, num_blocks: int) -> ModelRunner:
         """Allocate the KV cache and the persistent batch, and return the runner that computes with them."""
-        layout = self._make_layout(num_blocks)
-        kv_cache = allocate_kv_cache(layout, self.model.device)
+        needs = self._needs()
+        choice = choose_backend(self._cache_config.attention_backend, needs)
+        logger.info(
+            "chose the attention backend",
+            extra={"backend": choice.kind.name.value, "key_order": needs.key_order.value, "reason": choice.reason},
+        )
+        layout = self._make_layout(num_blocks, needs.key_order)
+        attention = choice.kind.open(allocate_kv_cache(layout, self.model.device), needs)
         batch = InputBatch(
             max_num_seqs=self._scheduler_config.max_num_seqs,
             max_model_len=self.model.max_model_len,
@@ -118,20 +150,30 @@ class LoadedRunner:
         return ModelRunner(
             self.model,
             layout,
-            kv_cache,
+            attention,
             batch,
             max_num_batched_tokens=self._scheduler_config.max_num_batched_tokens,
+            choice=choice,
             proposer=proposer,
             adapters=self._adapters,
         )
 
-    def _make_layout(self, num_blocks: int) -> KVCacheLayout:
+    def _needs(self) -> AttentionNeeds:
+        """Return what the model asks of attention. Raises AttentionBackendUnavailable if nothing serves it."""
+        model, settings = self.model, self._cache_config
+        needs = AttentionNeeds(model.device, model.dtype, model.geometry, settings.block_size, KeyOrder.PLAIN)
+        if settings.key_order == "auto":
+            return replace(needs, key_order=fastest_key_order(settings.attention_backend, needs))
+        return replace(needs, key_order=KeyOrder(settings.key_order))
+
+    def _make_layout(self, num_blocks: int, key_order: KeyOrder = KeyOrder.PLAIN) -> KVCacheLayout:
         return make_layout(
             self.model.geometry,
             num_blocks=num_blocks,
             block_size=self._cache_config.block_size,
             dtype=self.model.dtype,
             model_fingerprint=self.model.fingerprint,
+            key_order=key_order,
         )
 
     @torch.inference_mode()

@@ -37,6 +37,7 @@ from actors.model.config.model_kind import ModelKind, kind_of
 from actors.model.config.support import attention_choice, refuse_unsupported
 from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
 from actors.model.forward import FlatForward
+from actors.model.linears.packing import is_to_pack, pack_linears
 from actors.model.multimodal.families import VisionFamily, vision_family
 from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.loading import load_pooling
@@ -139,8 +140,8 @@ def _finish(
     model.to(choose_device(model_config))  # type: ignore[arg-type]  # transformers' decorator hides the signature
     if model_config.load_format == "auto":
         refuse_nan(directory, model)
-    # A flattened batch has no padding: a token that happens to be the padding token is like any other. Set past the
-    # config's own validation, which wants a number in some families.
+    # A flattened batch has no padding, so the padding token is a token like any other. The config's own validation,
+    # which demands a number in some families, is bypassed.
     object.__setattr__(model.config, "pad_token_id", None)
     kind = kind_of(config)
     forward = FlatForward(model, kind)
@@ -154,9 +155,12 @@ def _finish(
     if group is not None:
         run_whole = partial(_run_whole, directory, config, model_config, model.dtype)
         check_split(forward, group, run_whole, vocab_size=vocab_size, max_tokens=max_model_len)
-    # Last, so that it sees the model as it will be served.
+    # After the other checks, so that it sees the model as it will be served, but for the order of its weights.
     check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
     pooling, head = load_pooling(directory, config, kind, forward, is_causal=geometry.is_causal)
+    # After every check that reads a plain weight; pack_linears() has its own.
+    if is_to_pack(model_config, forward, architecture, group):
+        pack_linears(forward, architecture)
     logger.info(
         "checked the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
     )

@@ -17,8 +17,9 @@ from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.requests.abilities import Ability
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request_limits import ImageFacts
+from actors.model.attention.backend import AttentionBackend
 from actors.model.attention.batch_attention import BatchShape
-from actors.model.attention.torch_backend import TorchAttention
+from actors.model.attention.choice import BackendChoice
 from actors.model.cache.kv_cache import copy_blocks
 from actors.model.errors import UnsupportedModel
 from actors.model.forward import TakeStates
@@ -44,25 +45,28 @@ class ModelRunner:
         self,
         model: LoadedModel,
         layout: KVCacheLayout,
-        kv_cache: Tensor,
+        attention: AttentionBackend,
         batch: InputBatch,
         *,
         max_num_batched_tokens: int,
+        choice: BackendChoice,
         proposer: Proposer | None = None,
         adapters: AdapterStore | None = None,
     ) -> None:
         """Put the parts of a loaded model together.
 
         layout:   of the cache, with the model's fingerprint
-        kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], the model's dtype
+        attention: the backend, with the KV cache
         batch:    the persistent batch, still empty
+        choice:   how the attention backend was chosen
         proposer: guesses tokens; None if this rank guesses nothing
         adapters: None if LoRA is not configured
         """
         self.layout = layout
         self.adapters = adapters
         self._model = model
-        self._attention = TorchAttention(kv_cache, model.geometry.sliding_windows)
+        self._attention = attention
+        self.attention_backend, self.attention_reason = choice.kind.name.value, choice.reason
         self._batch = batch
         self._max_num_batched_tokens = max_num_batched_tokens
         self._proposer = proposer

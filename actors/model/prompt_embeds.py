@@ -1,4 +1,4 @@
-"""Embeddings that clients give in place of a prompt's tokens.
+"""Puts the embeddings that clients send instead of prompt tokens into the model's input.
 
 A forward hook replaces the output of the model's token embedding. So the model does the same with these embeddings as
 with those of tokens (scaling, positions, projections), as it does with transformers' inputs_embeds. Output tokens are

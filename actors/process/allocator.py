@@ -59,7 +59,8 @@ def _give_back_after_growth(interval_s: float) -> None:
     while not never.wait(interval_s):
         now = _resident_bytes()
         if now > before + _GROWTH_BYTES:
-            # The new memory may still be in use for some time.
+            # The new memory may stay in use for some time, so free memory is given back in several of the next
+            # intervals.
             num_left = _TIMES_AFTER_GROWTH
         if num_left:
             num_left -= 1

@@ -28,7 +28,9 @@ def on_request_to_end() -> threading.Event:
     is_asked = threading.Event()
     end_process = getattr(ray_worker, _CALLED_BY_HANDLER, None)
     if end_process is None:
-        logger.warning("this Ray ends workers at once on SIGTERM: drain engines before their nodes are stopped")
+        logger.warning(
+            "this version of Ray ends workers at once on SIGTERM: drain engines before their nodes are stopped"
+        )
         return is_asked
 
     def note(*arguments: Any, **options: Any) -> None:

@@ -25,11 +25,12 @@ def probe_devices() -> dict[str, Any]:
     errors: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # torch first: cupy takes the NCCL that is loaded already.
+        # torch comes first, because cupy uses the NCCL library that is already loaded.
         for ask in (_ask_torch, _ask_cupy):
             try:
                 facts |= ask()
-            except Exception as error:  # whatever a driver or a half-installed package raises is a finding
+            # A driver or a half-installed package may raise anything: every error becomes a finding.
+            except Exception as error:
                 errors.append(f"{ask.__name__.removeprefix('_ask_')}: {type(error).__name__}: {error}")
     return facts | {"errors": errors}
 

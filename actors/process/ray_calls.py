@@ -175,5 +175,5 @@ def _reason(error: BaseException) -> str:
     text = str(cause).strip() or type(cause).__name__
     if not isinstance(error, exceptions.RayActorError):
         return text
-    # Guesses of Ray at the cause follow.
-    return text.splitlines()[-1].partition(" Some common causes")[0]
+    # After this sentence, Ray lists possible causes.
+    return text.splitlines()[-1].strip().partition(" Some common causes")[0]

@@ -1,9 +1,9 @@
 """Runs each step on all tensor-parallel ranks of an engine.
 
-Rank 0 sends a step to the further ranks, then computes it as every other rank does; inside the forward the ranks
-exchange tensors through their process group. Every rank samples: the logits are gathered from all ranks, so they have
-the same bits everywhere, and sampling is a function of logits, seed and position. So no step has to broadcast its
-tokens. The executor compares the tokens when it collects the answers; an engine whose ranks disagree ends.
+Rank 0 sends a step to the further ranks, and computes the step as they do. In the forward pass the ranks exchange
+tensors through their process group. Every rank samples: the logits are gathered from all ranks, so every rank has the
+same bits, and sampling depends on logits, seed and position only. So no rank has to send its tokens before the next
+step. The executor compares the ranks' tokens when it collects their answers; if they differ, the engine ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class MultiRankExecutor:
-    """An Executor around the executor of rank 0. At most two steps are under way; their results are taken in order."""
+    """Runs steps on rank 0's executor and on all further ranks. Implements Executor.
+
+    At most two steps are under way, and their results are taken in order.
+    """
 
     def __init__(self, local: Executor, group: RankGroup) -> None:
         self._local = local
@@ -43,11 +46,11 @@ class MultiRankExecutor:
 
     @property
     def facts(self) -> ModelFacts:
-        """The loaded model's facts, with rank 0's layout."""
+        """The loaded model's facts: rank 0's, with the addresses of the further ranks."""
         return self._facts
 
     def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
-        """Give a step to every rank. Raises RankLost."""
+        """Start a step on every rank. Raises RankLost."""
         self._hub.broadcast(scheduler_output)
         try:
             return _RunningStep(self, self._local.start(scheduler_output))
@@ -55,7 +58,10 @@ class MultiRankExecutor:
             raise self._hub.explain(error) from error
 
     def finish(self, step: RunningStep) -> ModelRunnerOutput:
-        """Wait for every rank. Raises RankLost, RanksDisagree or what rank 0's worker raised."""
+        """Wait until every rank has computed the step, and return its output.
+
+        Raises RankLost, RanksDisagree, or the error that rank 0's worker raised.
+        """
         try:
             output = step.result()
         except RankLost as error:
@@ -63,7 +69,7 @@ class MultiRankExecutor:
         others = self._hub.collect_steps()
         for rank, other in enumerate(others, 1):
             if not np.array_equal(other.token_ids, output.token_ids):
-                raise RanksDisagree(f"rank {rank} sampled other tokens than rank 0 in one step")
+                raise RanksDisagree(f"rank {rank} and rank 0 sampled different tokens in the same step")
         if output.kv_connector_output is not None:
             further = [other.kv_connector_output for other in others]
             output.kv_connector_output = self._merge([output.kv_connector_output, *further])
@@ -75,15 +81,15 @@ class MultiRankExecutor:
         return self._local.encode(image)
 
     def shutdown(self) -> None:
-        """End every rank; those that do not end in time are killed."""
+        """End every rank, and kill the ranks that do not end within 10 s."""
         self._hub.close()
         self._local.shutdown()
-        # A rank that waits inside a forward which this rank did not finish fails now.
+        # A further rank that waits for rank 0 in a forward pass gets an error now.
         self._group.group.close()
         self._group.ranks.stop(_STOP_TIMEOUT_S)
 
     def _merge(self, outputs: list[KVConnectorOutput | None]) -> KVConnectorOutput:
-        """Return the reports that are true on all ranks, and the sums of the ranks' counters."""
+        """Return the events that all ranks have reported, and the sums of the ranks' counters."""
         merged = KVConnectorOutput()
         for rank, output in enumerate(outputs):
             if output is not None:
@@ -96,14 +102,20 @@ class MultiRankExecutor:
 
 
 class AdapterLoads:
-    """Merges the ranks' results of loads. A load is over when every rank has reported; it fails if any rank failed."""
+    """Merges the ranks' results of loading adapters.
+
+    A load is over when every rank has reported its result; the load has failed if it failed on any rank.
+    """
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks
         self._parts: dict[str, list[str | None]] = {}
 
     def add(self, steps: Sequence[ModelRunnerOutput | RankStep]) -> dict[str, str | None]:
-        """Take in one step's results of all ranks; return the loads that are over, each with a failure or None."""
+        """Add the results that all ranks reported in one step.
+
+        Returns the loads that are over, by the adapter's key, each with its failure or None.
+        """
         over: dict[str, str | None] = {}
         for step in steps:
             for key, failure in step.adapter_loads.items():

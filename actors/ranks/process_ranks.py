@@ -1,4 +1,4 @@
-"""Further ranks as processes of this host, for engines without Ray and for tests."""
+"""Starts further ranks as processes of this host, for engines without Ray and for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from actors.ranks.rank_messages import RankTask
 
 
 class ProcessRanks:
-    """The processes of further ranks. They are spawned: gRPC's and torch's threads would not survive a fork."""
+    """The processes of further ranks. Implements Ranks.
+
+    The processes are spawned, not forked, since the threads of gRPC and torch do not survive a fork.
+    """
 
     def __init__(self, tasks: Sequence[RankTask]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -26,14 +29,14 @@ class ProcessRanks:
             process.start()
 
     def find_lost(self) -> str | None:
-        """Say which process has ended, or return None; does not block."""
+        """Return which rank's process has ended, or None. Does not block."""
         for rank, process in self.processes.items():
             if process.exitcode is not None:
-                return f"rank {rank}: its process ended with {process.exitcode} before it could call"
+                return f"rank {rank}: its process ended with exit code {process.exitcode} before it connected"
         return None
 
     def stop(self, timeout_s: float) -> None:
-        """Wait until the processes end, then kill those that have not."""
+        """Wait until the processes end. Kill those that have not ended after timeout_s."""
         deadline_s = time.monotonic() + timeout_s
         for process in self.processes.values():
             process.join(max(0.0, deadline_s - time.monotonic()))

@@ -1,7 +1,7 @@
-"""Messages between the ranks of an engine as bytes: a number for the type, then MessagePack, checked by the type.
+"""Encodes the messages between the ranks of an engine: one byte for the type, then MessagePack.
 
-Every field has a range, as in all internal messages (kv_transfer/message_ranges.py). Arrays travel as their dtype,
-shape and bytes, and arrive as arrays of their own, which may be written.
+Decoding checks every field's type and range, as for all internal messages (kv_transfer/message_ranges.py). An array is
+encoded as its dtype, its shape and its bytes; the decoded array owns its memory and may be written.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RankCodec:
     def decode(self, frame: bytes | bytearray | memoryview) -> object:
         """Return the message. Raises one of kv_transfer.message_ranges.MALFORMED."""
         if not frame or frame[0] >= len(self._decoders):
-            raise ValueError(f"a message of no known kind came, of {len(frame)} bytes")
+            raise ValueError(f"a message of {len(frame)} bytes has no known type")
         return self._decoders[frame[0]].decode(memoryview(frame)[1:])
 
 
@@ -45,18 +45,18 @@ def _plain(value: object) -> object:
     if isinstance(value, np.generic):
         return value.item()
     if not isinstance(value, np.ndarray):
-        raise TypeError(f"{type(value).__name__} does not travel between ranks")
+        raise TypeError(f"{type(value).__name__} cannot be sent between ranks")
     return value.dtype.str, value.shape, value.tobytes()
 
 
 def _array(type_: type, value: Any) -> np.ndarray:
     if type_ is not np.ndarray or not isinstance(value, list) or len(value) != 3:
-        raise ValueError("an array is its dtype, its shape and its bytes")
+        raise ValueError("an array is not given as its dtype, its shape and its bytes")
     dtype_name, shape, data = value
     dtype = _DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS and all(map(_is_size, shape))
     if dtype is None or not is_shape or not isinstance(data, bytes):
-        raise ValueError("an array has a dtype, a shape or bytes that no message between ranks has")
+        raise ValueError("an array has a dtype, a shape or data that messages between ranks cannot have")
     if len(data) != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"an array of shape {shape} has {len(data)} bytes")
     return np.frombuffer(data, dtype).reshape(shape).copy()

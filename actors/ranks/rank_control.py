@@ -1,6 +1,6 @@
-"""The control streams of a further rank: a gRPC server, whose event loop has a thread of its own.
+"""Serves the control streams of a further rank, with a gRPC server whose event loop runs in its own thread.
 
-Rank 0's control streams belong to the engine's server. The only service of a further rank is KV transfers.
+Rank 0's control streams are served by the engine's server. KV transfers are the only service of a further rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kv_transfer.trust.tls import listen
 _TIMEOUT_S = 10.0
 _SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),
-    # Links idle between transfers: their keepalive pings must not look like abuse.
+    # A link is idle between transfers; the server must not take the link's keepalive pings for abuse.
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -28,12 +28,14 @@ _SERVER_OPTIONS = [
 
 
 class RankControl:
-    """The server of a further rank's control streams. It listens from its construction to close()."""
+    """The server of a further rank's control streams. It listens from the constructor until close()."""
 
     def __init__(self, host: str, member: Member, link_timeout_s: float, refusals: Refusals | None = None) -> None:
-        """member: the rank, as it proves itself; refusals: counts the callers that did not prove themselves
+        """Listen on a free port of host, and start the event loop's thread.
 
+        member: the rank's name and the secrets with which it proves itself
         link_timeout_s: see KVTransferConfig
+        refusals: counts the callers that did not prove themselves
         """
         self._link_timeout_s = link_timeout_s
         self._member = member
@@ -44,7 +46,7 @@ class RankControl:
         self.control, self.address = asyncio.run_coroutine_threadsafe(self._start(host), self._loop).result(_TIMEOUT_S)
 
     def close(self) -> None:
-        """Hang up everywhere and end the thread."""
+        """Close every control stream, stop listening, and end the thread."""
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(_TIMEOUT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_TIMEOUT_S)

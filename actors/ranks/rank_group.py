@@ -23,15 +23,15 @@ from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust
 
 JOIN_TIMEOUT_S: Final = 30.0
-"""How long the ranks, which have all called rank 0, may take to form their process group."""
+"""How long the ranks may take to form their process group, once all of them have connected to rank 0."""
 _STOP_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """An engine's ranks, ready to serve: rank 0's worker, and the connections to the others.
+    """An engine's ranks, ready to serve: rank 0's worker, and the connections to the further ranks.
 
-    further_rank_addresses: control addresses of ranks 1, 2, … for KV transfers
+    further_rank_addresses: the addresses (host:port) of the control streams of ranks 1, 2, … for KV transfers
     """
 
     worker: Worker
@@ -50,10 +50,14 @@ def gather_ranks(
     launch: RankLauncher,
     trust: Trust,
 ) -> RankGroup:
-    """Start every further rank and build rank 0's worker beside theirs; blocks for as long as the weights take.
+    """Start every further rank, and build rank 0's worker while they build theirs.
 
-    identity: the engine's address; trust: the secrets by which its ranks prove themselves; the rest as for build_worker
-    Raises what build_worker does, or RankLost with a further rank's reason.
+    Blocks until all ranks have loaded the weights.
+    identity: the engine's address
+    launch:   starts the further ranks
+    trust:    the secrets with which the engine's ranks prove themselves
+    The other arguments are as for build_worker. Raises what build_worker raises, or RankLost with a further rank's
+    reason.
     """
     parallel = config.parallel
     size, host = parallel.tensor_parallel_size, identity.control_address.rpartition(":")[0]
@@ -68,7 +72,7 @@ def gather_ranks(
         say(f"starting {size - 1} further ranks")
         ranks = launch(_tasks(config, identity, hub, rendezvous.address, trust))
         opened.callback(ranks.stop, _STOP_TIMEOUT_S)
-        # Again, and now before it: ranks that are ready end when their hub does.
+        # On the way out, this runs before ranks.stop: ranks that are ready end only once the hub has hung up.
         opened.callback(hub.close)
         hub.accept_all(parallel.rank_start_timeout_s, ranks.find_lost)
         try:

@@ -1,8 +1,8 @@
 """Rank 0's end of the connections to the further ranks: it sends steps and collects the results.
 
-A thread for each further rank reads the rank's messages. The engine thread sends, and collects answers up to a
-deadline. A rank whose connection ends, or that reports a failure, is lost, and with it the engine: waiting callers and
-an idle engine thread are woken at once, and every later call raises RankLost with the reason.
+A thread for each further rank reads the rank's messages. The engine thread sends messages, and waits for answers until
+a deadline. A rank is lost when its connection ends or when it reports a failure. Then the engine has to end: callers
+that wait and an idle engine thread are woken at once, and every later call raises RankLost with the reason.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ class RankHub:
         member: Member,
         refusals: Refusals | None = None,
     ) -> None:
-        """timeout_s: how long a rank may take for its part of a step after rank 0 has done its own
+        """Listen for ranks on a free port of host.
 
+        timeout_s: how long a rank may take to finish a step after rank 0 has finished it
         on_progress: called on a reader's thread when a step is due, or when a rank is lost
-        member: the engine, as it proves itself to its ranks; the hub passes new secrets on to them
+        member: the engine's name and secrets; the hub proves itself with them, and sends new secrets to the ranks
         refusals: counts the callers that did not prove themselves
         """
         self._member = member
@@ -78,7 +79,7 @@ class RankHub:
         self._failure: str | None = None
         self._has_failed = threading.Event()
         self._lock = threading.Lock()
-        """Guards the maps of ranks, which grow while ranks call."""
+        """Guards the maps by rank, which grow while ranks connect."""
         self._is_closing = False
         self._generation = member.trust.generation
         """The oldest generation of secrets that a rank may have been started with."""
@@ -87,7 +88,10 @@ class RankHub:
         member.trust.follow(self._pass_on)
 
     def accept_all(self, timeout_s: float, find_lost: Callable[[], str | None]) -> None:
-        """Wait until every further rank has called. find_lost: says why a rank will never call. Raises RankLost."""
+        """Wait until every further rank has connected. Raises RankLost.
+
+        find_lost: returns why some rank will never connect, or None
+        """
         deadline_s = time.monotonic() + timeout_s
         with Callers({self._server: self._hear}) as callers:
             while len(self._connections) < self._num_further_ranks:
@@ -99,7 +103,7 @@ class RankHub:
                 with contextlib.suppress(TimeoutError):
                     caller = callers.take(time.monotonic() + _LOOK_INTERVAL_S)
                     if caller is None:
-                        raise RankLost("the socket where ranks call was shut down")
+                        raise RankLost("the socket that ranks connect to was shut down")
                     self._welcome(*caller.who)
         self._server.close()
 
@@ -120,11 +124,14 @@ class RankHub:
         """Wait until each further rank is ready to serve. Raises RankLost."""
         answers = [self._next_answer(rank, timeout_s) for rank in sorted(self._answers)]
         ready = [answer for answer in answers if isinstance(answer, RankReady)]
-        assert len(ready) == len(answers), "a rank's first answer is that it is ready"
+        assert len(ready) == len(answers), "the first answer of a rank is RankReady"
         return ready
 
     def explain(self, error: RankLost) -> RankLost:
-        """Return RankLost with the lost rank's own reason, if it comes in time; a forward only sees a broken socket."""
+        """Return RankLost with the reason that the lost rank gave, or else the given error.
+
+        A forward pass knows only that a socket broke; the lost rank's reason may come up to a second later.
+        """
         self._has_failed.wait(_EXPLANATION_TIMEOUT_S)
         return RankLost(self._failure) if self._failure is not None else error
 
@@ -136,14 +143,14 @@ class RankHub:
         try:
             self._send_to_all(RankStop())
         except RankLost as error:
-            logger.info("a rank was gone before it could be stopped", extra={"reason": str(error)})
+            logger.info("a rank ended before it was told to stop", extra={"reason": str(error)})
         for connection in self._connections.values():
             connection.hang_up()
         for reader in self._readers:
             reader.join(self._timeout_s)
 
     def _hear(self, peer: socket.socket, address: str) -> Caller[tuple[Party, RankConnection]] | None:
-        """Have a caller prove that it is a rank of this engine, on a thread of the caller's own."""
+        """Let a caller prove that it is a rank of this engine. Runs on a thread for this caller."""
         connection = RankConnection(peer, self._timeout_s)
         try:
             stream, party = connection.identify(self._member, PROOF_TIMEOUT_S)
@@ -158,7 +165,7 @@ class RankHub:
         with self._lock:
             rank = self._rank_of(caller)
             if rank in self._connections:
-                # Either the rank missed its welcome and calls again, or another process has the secret.
+                # Either the rank did not get the hub's answer and calls again, or another process has the secret.
                 connection.close()
                 return
             reader = threading.Thread(target=self._read, args=(rank, connection), name=f"rank-{rank}", daemon=True)
@@ -171,17 +178,17 @@ class RankHub:
             self._pass_on_to(connection, material)
 
     def _rank_of(self, caller: Party) -> int:
-        """Return the caller's number as a rank. Raises OtherParty if it is no rank of this engine."""
+        """Return which rank the caller is. Raises OtherParty if it is no rank of this engine."""
         engine_id, _, number = caller.name.rpartition("/")
         own = self._member.party
         expected = {str(rank): rank for rank in range(1, self._num_further_ranks + 1)}
         rank = expected.get(number)
         if rank is None or (engine_id, caller.incarnation) != (own.name, own.incarnation):
-            raise OtherParty(f"{caller} is no rank of {own}")
+            raise OtherParty(f"{caller} is not a rank of {own}")
         return rank
 
     def _pass_on(self, material: TrustMaterial) -> None:
-        """Send the cluster's new secrets to every connected rank; the others get them when they call."""
+        """Send the cluster's new secrets to every connected rank. Other ranks get them when they connect."""
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
@@ -192,7 +199,7 @@ class RankHub:
         try:
             connection.send(RankSecrets.of(material))
         except RankLost as error:
-            logger.info("a rank was gone before it got new secrets", extra={"reason": str(error)})
+            logger.info("a rank ended before it received the new secrets", extra={"reason": str(error)})
 
     def _send_to_all(self, message: SchedulerOutput | RankStop) -> None:
         encoded = CODEC.encode(message)
@@ -208,7 +215,7 @@ class RankHub:
         except queue.Empty:
             raise RankLost(f"rank {rank} did not answer within {timeout_s:g} s") from None
         if isinstance(answer, _Lost):
-            self._answers[rank].put(answer)  # for a later call
+            self._answers[rank].put(answer)  # A later call needs this answer too.
             raise RankLost(self._failure or f"rank {rank} is lost")
         return answer
 
@@ -227,7 +234,7 @@ class RankHub:
                 elif isinstance(message, RankFailed):
                     raise RankLost(message.reason)
                 else:
-                    raise RankLost(f"what it said is no message of a rank: a {type(message).__name__}")
+                    raise RankLost(f"it sent a message that only rank 0 may send: {type(message).__name__}")
         except RankLost as error:
             self._lose(rank, str(error))
         finally:

@@ -41,9 +41,9 @@ logger = logging.getLogger(__name__)
 
 
 def run_rank(task: RankTask, host: str) -> None:
-    """Run one rank; returns when rank 0 stops the rank or is gone, or when the rank has failed and reported it.
+    """Run one rank until rank 0 stops it, until rank 0 is gone, or until the rank fails, which it reports to rank 0.
 
-    host: this rank's own address, as its peers reach it
+    host: the address of this machine, at which other ranks and engines reach this rank
     """
     timeout_s = task.config.parallel.rank_timeout_s
     trust = Trust(task.trust)
@@ -56,16 +56,19 @@ def run_rank(task: RankTask, host: str) -> None:
             worker = _build(task, host, connection, opened, Member(task.own_party, trust), reports)
             _serve(connection, worker, trust)
         except RankLost as error:
-            logger.warning("rank %d ends: its engine is gone", task.tp_rank, extra={"reason": str(error)})
+            logger.warning("rank %d ends, since its engine is gone", task.tp_rank, extra={"reason": str(error)})
             _say_why(connection, error)
         except Exception as error:
-            # A broken invariant of one rank ends the engine: rank 0 is told, and the pool replaces it.
+            # A broken invariant in one rank ends the whole engine: rank 0 ends too, and the pool replaces the engine.
             logger.exception("rank %d failed", task.tp_rank)
             _say_why(connection, error)
 
 
 def _call(task: RankTask, trust: Trust, timeout_s: float) -> RankConnection:
-    """Call the hub, again each time it hangs up, as it does on a slow caller it does not know. Raises RankLost."""
+    """Connect to the hub. Raises RankLost.
+
+    The hub hangs up on a caller that proves itself too slowly; then this function calls the hub again.
+    """
     deadline_s = time.monotonic() + timeout_s
     while True:
         left_s = max(0.001, deadline_s - time.monotonic())
@@ -105,7 +108,8 @@ def _build(
         task.config, identity, control.control, on_progress=lambda: _tell(connection, RankWoke()), group=group
     )
     opened.callback(worker.shutdown)
-    # Again, and now first: if this rank fails, the others must not wait in a forward until its links are closed.
+    # This closes the group a second time, before everything else: if this rank fails while the others wait for it in a
+    # forward pass, they must not wait until the worker and its links are closed too.
     opened.callback(group.close)
     group.set_timeout(parallel.rank_timeout_s)
     connection.send(RankReady(control.address))
@@ -119,13 +123,13 @@ def _serve(connection: RankConnection, worker: Worker, trust: Trust) -> None:
             connection.send(RankTrusts(trust.generation))
             continue
         if not isinstance(step, SchedulerOutput):
-            raise RankLost(f"what rank 0 said is no message of its: a {type(step).__name__}")
+            raise RankLost(f"rank 0 sent a message that only further ranks may send: {type(step).__name__}")
         output = worker.execute_model(step)
         connection.send(RankStep(output.token_ids, output.kv_connector_output, output.adapter_loads))
 
 
 def _tell(connection: RankConnection, message: RankWoke | RankRefusals) -> None:
-    """Send from another thread than the rank's own; the rank's own thread detects whether rank 0 is gone."""
+    """Send from a thread other than the rank's main thread, which is the one that handles the loss of rank 0."""
     try:
         connection.send(message)
     except RankLost:

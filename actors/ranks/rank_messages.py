@@ -1,8 +1,8 @@
 """The messages between rank 0 of an engine and its further ranks, and the connection that carries them.
 
-Both ends are one engine, of one version, and a connection counts only after both have proven that they know the
-cluster's secret, inside TLS if the cluster has it. Messages are msgspec's, and each field has a range (rank_codec.py).
-Tensors never travel here; they go through the ranks' process group.
+Both ends belong to one engine and run the same version. A connection is used only after both ends have proven that they
+know the cluster's secret; it is inside TLS if the cluster uses TLS. Messages are encoded with msgspec, and each field
+has a range (rank_codec.py). Tensors are not sent here: the ranks exchange them through their process group.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RankStep:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A further rank cannot go on."""
+    """A further rank has failed and ends. reason: the error."""
 
     reason: LongText
 
@@ -96,14 +96,14 @@ class RankTrusts:
 
 @dataclass(frozen=True, slots=True)
 class RankRefusals:
-    """A further rank has refused `total` connections since its start, whose callers did not prove themselves."""
+    """How many connections a further rank has refused since its start, as their callers did not prove themselves."""
 
     total: Total
 
 
 @dataclass(frozen=True, slots=True)
 class RankStop:
-    """Rank 0: the engine ends."""
+    """The engine ends, so the further ranks have to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class RankConnection:
         self._stream = RankStream(peer, timeout_s)
 
     def introduce(self, own: Member, hub: Party, timeout_s: float) -> None:
-        """Prove a rank to its hub, and have the hub prove itself. Raises RankLost."""
+        """Let this rank and the hub prove to each other who they are. Raises RankLost."""
         deadline_s = time.monotonic() + timeout_s
         try:
             stream = self._stream.encrypt(own.trust.tls, is_dialler=True, deadline_s=deadline_s)
@@ -169,9 +169,9 @@ class RankConnection:
             raise RankLost(f"the hub did not prove itself: {error}") from error
 
     def identify(self, hub: Member, timeout_s: float) -> tuple[socket.socket | TlsSocket, Party]:
-        """Let a caller prove itself, and prove the hub to it, before anything else is read.
+        """Let a caller and the hub prove to each other who they are, before anything else is read.
 
-        Returns the socket on which to welcome the caller, and the caller's party. Raises Untrusted.
+        Returns the socket on which to answer the caller, and the party that the caller proved to be. Raises Untrusted.
         """
         deadline_s = time.monotonic() + timeout_s
         stream = self._stream.encrypt(hub.trust.tls, is_dialler=False, deadline_s=deadline_s)
@@ -186,10 +186,10 @@ class RankConnection:
         try:
             self._stream.send(message)
         except OSError as error:
-            raise RankLost(f"nothing can be sent to a rank: {error!r}") from error
+            raise RankLost(f"sending to the rank failed: {error!r}") from error
 
     def receive(self) -> object:
-        """Wait for the next message, for as long as the other end lives. Raises RankLost when it ends."""
+        """Wait for the next message, without a timeout. Raises RankLost when the other end is gone."""
         try:
             frame = self._stream.receive()
         except (OSError, EOFError) as error:
@@ -197,13 +197,13 @@ class RankConnection:
         try:
             return CODEC.decode(frame)
         except MALFORMED as error:
-            raise RankLost(f"what it said is no message: {error}") from error
+            raise RankLost(f"it sent a malformed message: {error}") from error
 
     def hang_up(self) -> None:
-        """Wake the threads that receive, at both ends; from any thread."""
-        with contextlib.suppress(OSError):  # The other end was quicker.
+        """Shut the connection down, which wakes the threads that receive at both ends. Safe from any thread."""
+        with contextlib.suppress(OSError):  # The other end has already closed the connection.
             self._stream.hang_up()
 
     def close(self) -> None:
-        """Release the socket; only from the thread that receives."""
+        """Release the socket. Only the thread that receives may call this."""
         self._stream.close()

@@ -1,4 +1,7 @@
-"""Tells rank 0 how many connections a further rank has refused: at most twice a second, and the last total always."""
+"""Tells rank 0 how many connections a further rank has refused.
+
+At most two reports a second are sent, and the newest total is always reported in the end.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ _INTERVAL_S: Final = 0.5
 
 
 class RefusalReports:
-    """Reports totals to rank 0. note() may be called from any thread, and returns at once."""
+    """Reports to rank 0 the total of refused connections."""
 
     def __init__(self, send: Callable[[int], None]) -> None:
-        """send: called with the newest total, on a timer's thread."""
+        """send: sends a total to rank 0; called on a timer's thread."""
         self._send = send
         self._lock = threading.Lock()
         self._total = 0
@@ -21,7 +24,7 @@ class RefusalReports:
         self._is_closed = False
 
     def note(self, total: int) -> None:
-        """Report this total, or a later one, soon."""
+        """Report this total, or a later one, within half a second. Safe from any thread; returns at once."""
         with self._lock:
             self._total = max(self._total, total)
             if self._timer is None and not self._is_closed:
@@ -30,7 +33,7 @@ class RefusalReports:
                 self._timer.start()
 
     def close(self) -> None:
-        """Report nothing more."""
+        """Stop reporting."""
         with self._lock:
             self._is_closed = True
             timer = self._timer

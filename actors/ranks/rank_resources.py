@@ -1,4 +1,4 @@
-"""The resources of an engine's ranks; imports neither torch nor ray, for modules that only count them."""
+"""Declares the resources of an engine's ranks; imports neither torch nor ray, for modules that only count resources."""
 
 from __future__ import annotations
 

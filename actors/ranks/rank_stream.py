@@ -1,7 +1,7 @@
 """The stream of messages between rank 0 of an engine and a further rank, with or without TLS.
 
-Each message follows its length. One thread receives; any thread may send. Receiving waits for as long as the other end
-lives; sending has a timeout.
+Each message is sent as its length (8 bytes, big-endian) and its bytes. One thread receives; any thread may send.
+Sending has a timeout. Receiving has none: it ends with a message or when the other end is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEEPALIVE_S: Final = 3
 _NUM_KEEPALIVES: Final = 3
 _LENGTH: Final = struct.Struct("!Q")
 MAX_MESSAGE_BYTES: Final = 2**30
-"""Largest message: a step with all its new requests, a hundred times the size of the largest real one."""
+"""The size of the largest message that is accepted: about a hundred times that of the largest step."""
 _PIECE_BYTES: Final = 2**20
 
 
@@ -43,9 +43,9 @@ class RankStream:
         self._lock = threading.Lock()
 
     def encrypt(self, tls: InternalTls | None, *, is_dialler: bool, deadline_s: float) -> socket.socket | TlsSocket:
-        """Use TLS from now on, if the cluster has it; returns the socket on which the parties prove themselves.
+        """Use TLS from now on, if the cluster uses TLS. Has to be called before anything is sent or received.
 
-        Comes before anything is sent or received. Raises NotRaypd if no TLS connection comes about.
+        Returns the socket on which the parties prove themselves. Raises NotRaypd if the TLS handshake fails.
         """
         if tls is not None:
             assert isinstance(self._peer, socket.socket), "a stream is encrypted once"
@@ -58,29 +58,29 @@ class RankStream:
         return self._peer
 
     def send(self, message: bytes) -> None:
-        """Send one message; from any thread."""
+        """Send one message. Safe from any thread."""
         if len(message) > MAX_MESSAGE_BYTES:
-            raise OSError(errno.EMSGSIZE, f"a message of {len(message)} bytes, the most is {MAX_MESSAGE_BYTES}")
+            raise OSError(errno.EMSGSIZE, f"a message has {len(message)} bytes, more than {MAX_MESSAGE_BYTES}")
         with self._lock:
             self._peer.sendall(_LENGTH.pack(len(message)) + message)
 
     def receive(self) -> bytearray:
-        """Wait for the next message, for as long as the other end lives."""
+        """Wait for the next message, without a timeout."""
         (size,) = _LENGTH.unpack(self._receive_exactly(_LENGTH.size))
         if size > MAX_MESSAGE_BYTES:
-            raise OSError(errno.EMSGSIZE, f"a message of {size} bytes, the most is {MAX_MESSAGE_BYTES}")
+            raise OSError(errno.EMSGSIZE, f"a message has {size} bytes, more than {MAX_MESSAGE_BYTES}")
         message = self._receive_exactly(min(size, _PIECE_BYTES))
         while len(message) < size:
-            # A message's memory grows with the bytes that came: its length alone allocates nothing.
+            # Memory grows with the bytes that have arrived, so a false length alone allocates nothing.
             message += self._receive_exactly(min(size - len(message), len(message)))
         return message
 
     def hang_up(self) -> None:
-        """Wake the threads that receive, at both ends; from any thread."""
+        """Shut the connection down, which wakes the threads that receive at both ends. Safe from any thread."""
         self._peer.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Release the socket; only from the thread that receives."""
+        """Release the socket. Only the thread that receives may call this."""
         self._peer.close()
 
     def _receive_exactly(self, size: int) -> bytearray:
@@ -93,8 +93,8 @@ class RankStream:
                 raise EOFError from None
             except TimeoutError as error:
                 if error.errno is not None:
-                    raise  # The kernel's timeout: the host at the other end is gone.
-                continue  # TlsSocket's timeout holds for receiving too, and an engine may be idle for longer.
+                    raise  # The kernel's keepalive timeout: the host at the other end is gone.
+                continue  # TlsSocket applies its timeout to receiving too, but an engine may be idle for longer.
             if num_bytes == 0:
                 raise EOFError
             waiting = waiting[num_bytes:]

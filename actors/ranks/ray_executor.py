@@ -1,8 +1,8 @@
-"""RAY: further ranks as actors in the bundle of their engine's placement group, and so on its node.
+"""Starts further ranks as Ray actors, in the bundle of their engine's placement group and so on the engine's node.
 
-Ray places, starts and ends their processes; steps, tokens and KV go over the ranks' own connections (rank_hub.py), as
+Ray places, starts and ends the processes. Steps, tokens and KV go over the ranks' own connections (rank_hub.py), as
 with process_ranks.py. When an engine actor dies, its rank actors end too: the engine actor owns them, and their
-connection to it ends.
+connections to the engine end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RankActor:
     def run(self, task: RankTask) -> None:
         """Run the rank; returns when it ends."""
         write_log_lines()
-        # Imported here: a process that only handles this class does not load torch.
+        # Imported here, so that a process that only starts this actor does not load torch.
         with no_collection():
             from actors.ranks.rank_loop import run_rank
 
@@ -40,7 +40,7 @@ class RankActor:
 
 
 class RayRankLauncher:
-    """Starts ranks as actors. Each rank gets as much of the bundle as the engine actor, which is rank 0."""
+    """Starts ranks as actors. Each rank gets as much of the bundle's resources as the engine actor, which is rank 0."""
 
     def __init__(self, resources: RankResources) -> None:
         self._resources = resources
@@ -48,9 +48,9 @@ class RayRankLauncher:
     def __call__(self, tasks: Sequence[RankTask]) -> RayRanks:
         """Start an actor for each task."""
         resources, group = self._resources, get_current_placement_group()
-        assert group is not None, "the controller places engines in its group"
+        assert group is not None, "the controller starts every engine in a placement group"
         strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
-        actor: Any = ray.remote(RankActor)  # its methods come into being at run time
+        actor: Any = ray.remote(RankActor)  # Any: Ray defines the class's methods at run time
         options = actor.options(
             num_cpus=resources.num_cpus,
             num_gpus=resources.num_gpus,
@@ -61,14 +61,14 @@ class RayRankLauncher:
 
 
 class RayRanks:
-    """The actors of further ranks, and their calls of run(), which end when the ranks do."""
+    """The actors of further ranks, each with a running call of RankActor.run(). Implements Ranks."""
 
     def __init__(self, tasks: Sequence[RankTask], actors: Sequence[Any]) -> None:
         self._actors = list(actors)
         self._rank_of_run = {actor.run.remote(task): task.tp_rank for task, actor in zip(tasks, actors, strict=True)}
 
     def find_lost(self) -> str | None:
-        """Say which rank has ended, and why, or return None; does not block unless one has."""
+        """Return which rank has ended, and why, or None if none has. Blocks only to fetch an ended rank's error."""
         ended, _ = ray.wait(list(self._rank_of_run), timeout=0)
         if not ended:
             return None
@@ -77,15 +77,15 @@ class RayRanks:
         except RayCallFailed as failed:
             reason = str(failed).splitlines()[-1]
         else:
-            reason = "it ended"
+            reason = "it ended without an error"
         return f"rank {self._rank_of_run[ended[0]]}: {reason}"
 
     def stop(self, timeout_s: float) -> None:
-        """Wait until the ranks end, then kill their actors, which outlive run()."""
+        """Wait up to timeout_s until the ranks end, then kill their actors, which Ray keeps after run() returned."""
         runs = list(self._rank_of_run)
         _, running = ray.wait(runs, num_returns=len(runs), timeout=timeout_s)
         if running:
-            logger.warning("ranks did not end by themselves", extra={"num_ranks": len(running)})
+            logger.warning("ranks did not end in time and are killed", extra={"num_ranks": len(running)})
         for actor in self._actors:
             ray.kill(actor)
         self._actors, self._rank_of_run = [], {}

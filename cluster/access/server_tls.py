@@ -79,7 +79,7 @@ class ServerTls:
             self._make_context()
             return self._read()
         except InvalidConfig as error:
-            logger.error("the certificates stay as they were", extra={"error": str(error)})
+            logger.error("cannot use the new certificates: the earlier ones stay in use", extra={"error": str(error)})
             return None
 
     def _use_newest(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
@@ -89,7 +89,9 @@ class ServerTls:
             try:
                 self._newest = self._make_context()
             except InvalidConfig as error:
-                logger.error("the certificates stay as they were", extra={"error": str(error)})
+                logger.error(
+                    "cannot use the new certificates: the earlier ones stay in use", extra={"error": str(error)}
+                )
         if self._newest is not context:
             connection.context = self._newest
 

@@ -131,7 +131,10 @@ class Tokens:
         try:
             self._use(read_token_file(self._path))
         except InvalidConfig as error:
-            logger.error("the tokens stay as they were", extra={"path": str(self._path), "error": str(error)})
+            logger.error(
+                "cannot read the token file: the earlier tokens stay valid",
+                extra={"path": str(self._path), "error": str(error)},
+            )
         else:
             logger.info("tokens were read", extra={"path": str(self._path), "num_tokens": len(self._callers)})
 

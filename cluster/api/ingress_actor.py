@@ -133,14 +133,15 @@ def _outward_address() -> str:
     """Return this host's address on its route to other hosts; the loopback address if it has no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # an address of no host; UDP sends nothing here
+            # an address that no host has (RFC 5737); connecting a UDP socket sends nothing
+            probe.connect(("192.0.2.1", 9))
         except OSError:
             return _LOCAL
         return str(probe.getsockname()[0])
 
 
 class IngressActor:
-    """One ingress as a Ray actor. It has no lasting state: the controller and its clients tell it all that it needs.
+    """One ingress as a Ray actor. It saves no state: the controller and the clients send it everything that it needs.
 
     health() runs in the concurrency group "control", which has a thread and an event loop of its own.
     """

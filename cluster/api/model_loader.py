@@ -91,7 +91,10 @@ class ModelLoader:
                 await self.load(model)
             except TokenizerUnusable as error:
                 self.errors[model.version] = str(error)
-                logger.error("a model version gets no requests", extra={"version": model.version, "error": str(error)})
+                logger.error(
+                    "a model version cannot be loaded, so it gets no requests",
+                    extra={"version": model.version, "error": str(error)},
+                )
 
     def _read_defaults(self, model: ServedModel) -> GenerationDefaults:
         if self._config.model.generation_config == "ignore":

@@ -91,7 +91,8 @@ class IngressProcess:
         if membership.version > self.membership_version:
             self._adapters.register(membership.adapters)
         if membership.models and membership.version > self.membership_version:
-            # Before engines of an old version leave, so that their requests learn that no others will serve them.
+            # This comes before engines of an old version leave, so that their requests learn that no other engine
+            # serves this version.
             self._versions.keep({model.version for model in membership.models})
         await self._sessions().update(membership)
 
@@ -161,7 +162,7 @@ class IngressProcess:
             controller=controller,
             refused_pairs=refused_pairs(membership.engines),
             models=self._model_views(requests),
-            num_moves=serving.num_moves,
+            num_migrations=serving.num_migrations,
             event_loop_lag_s=self.loop_watch.longest_lag_s,
         )
 

@@ -87,7 +87,8 @@ def _ask_child(
             command, input=question, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
         )
     except subprocess.TimeoutExpired:
-        # A slow machine says nothing about the model; the engines make the same check when they start.
+        # A timeout says nothing about the model, only that the machine is slow; the engines repeat this check at their
+        # start.
         logger.warning("the model's config was not checked in time", extra={"timeout_s": _PROBE_TIMEOUT_S})
         return []
     except subprocess.CalledProcessError as error:

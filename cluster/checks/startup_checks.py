@@ -50,13 +50,13 @@ def refuse_bad_files(config: ClusterConfig) -> None:
         raise InvalidConfig("this node", mistakes)
 
 
-async def refuse_bad_node(ingress: IngressConfig, patience_s: float = 5.0) -> None:
+async def refuse_bad_node(ingress: IngressConfig, port_timeout_s: float = 5.0) -> None:
     """Check the node on which an ingress starts, and log warnings about certificates' dates.
 
-    patience_s: seconds to wait for the ports, which an earlier ingress may hold for a moment longer
+    port_timeout_s: seconds to wait for the ports, which an earlier ingress may hold for a moment longer
     Raises InvalidConfig with every mistake.
     """
-    give_up_s = time.monotonic() + patience_s
+    give_up_s = time.monotonic() + port_timeout_s
     while mistakes := await asyncio.to_thread(find_ingress_mistakes, ingress):
         if time.monotonic() >= give_up_s:
             raise InvalidConfig(f"node {socket.gethostname()}", mistakes)

@@ -20,7 +20,7 @@ from cluster.client.options import (
     make_request,
     set_prompt,
 )
-from cluster.client.retry_limits import OVERLOAD_TIMEOUT_S, RECOVERY_TIMEOUT_S, Patience
+from cluster.client.retry_limits import OVERLOAD_TIMEOUT_S, RECOVERY_TIMEOUT_S, RetryPolicy
 from cluster.client.single_calls import SingleCalls
 from cluster.client.streams.batch_stream import batch_once, batch_resuming
 from cluster.client.streams.stream import stream_once, stream_resuming
@@ -66,7 +66,7 @@ class GenerateClient:
         self._addresses = parse_addresses(addresses)
         self._spread = spread
         self._credentials = credentials
-        self._patience = Patience(recovery_timeout_s, overload_timeout_s)
+        self._retry_policy = RetryPolicy(recovery_timeout_s, overload_timeout_s)
         self._opened: Ingresses | None = None
 
     async def open(self) -> None:
@@ -171,7 +171,7 @@ class GenerateClient:
         """
         request, timeout_s = make_batch_request(prompts, n, best_of, options), options.get("timeout_s")
         if options.get("resume", True):
-            batch = batch_resuming(self._ingresses, request, timeout_s, self._patience)
+            batch = batch_resuming(self._ingresses, request, timeout_s, self._retry_policy)
         else:
             batch = batch_once(await self._ingresses.find(timeout_s), request, timeout_s)
         async with aclosing(batch) as responses:
@@ -195,7 +195,7 @@ class GenerateClient:
         resume:    False: make one call, and raise CallFailed if it fails
         """
         if resume:
-            answer = stream_resuming(self._ingresses, request, timeout_s, self._patience)
+            answer = stream_resuming(self._ingresses, request, timeout_s, self._retry_policy)
         else:
             answer = stream_once(await self._ingresses.find(timeout_s), request, timeout_s)
         async with aclosing(answer) as responses:
@@ -390,7 +390,7 @@ class GenerateClient:
 
     @property
     def _single(self) -> SingleCalls:
-        return SingleCalls(self._ingresses, self._patience)
+        return SingleCalls(self._ingresses, self._retry_policy)
 
 
 def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:

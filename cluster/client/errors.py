@@ -57,7 +57,7 @@ class ClientClosed(CallFailed):
 
     @property
     def is_passing(self) -> bool:
-        """Always False: a closed client asks nobody again."""
+        """Always False: a closed client makes no further calls."""
         return False
 
 

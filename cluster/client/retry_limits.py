@@ -14,7 +14,7 @@ OVERLOAD_TIMEOUT_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """The limits of a client's retries.
 
     recovery_timeout_s: seconds that an answer which was cut waits for an ingress to go on with

@@ -10,7 +10,7 @@ import grpc.aio
 
 from cluster.client.errors import CallFailed, as_call_failed
 from cluster.client.known_ingresses import Ingress, Ingresses
-from cluster.client.retry_limits import Deadline, Patience
+from cluster.client.retry_limits import Deadline, RetryPolicy
 from cluster.client.streams.attempts import Attempts
 
 _Request = TypeVar("_Request")
@@ -21,16 +21,16 @@ _Method = Callable[[Ingress], grpc.aio.UnaryUnaryMultiCallable[_Request, _Respon
 class SingleCalls:
     """A client's calls that get a single answer. timeout_s: seconds, including waits and further tries, or None."""
 
-    def __init__(self, ingresses: Ingresses, patience: Patience) -> None:
+    def __init__(self, ingresses: Ingresses, retry_policy: RetryPolicy) -> None:
         self._ingresses = ingresses
-        self._patience = patience
+        self._retry_policy = retry_policy
 
     async def read(self, method: _Method[_Request, _Response], request: _Request, timeout_s: float | None) -> _Response:
         """Make a call that changes nothing, at an ingress, and at the others if that one is gone or full.
 
         If all ingresses are full, the call is made again after the delay that they name. Raises CallFailed.
         """
-        attempts = Attempts(self._ingresses, timeout_s, self._patience)
+        attempts = Attempts(self._ingresses, timeout_s, self._retry_policy)
         ingress = await attempts.first()
         while True:
             try:

@@ -62,7 +62,7 @@ async def drain_node(address: str, console: Console, node: str, *, wait_s: float
         console.print(f"{node} gets no new work; engines and ingresses that drain there: {drained}")
         if wait_s is None:
             return
-        # The client's own ingress may be the one that leaves, and the last to do so.
+        # The ingress that this client is connected to may drain too, and may be the last one to leave.
         closing = [_wait_until_closed(ingress, wait_s) for ingress in ingresses]
         if incarnations:
             closing.append(_wait_until_gone(client, incarnations, wait_s, timeout_s))
@@ -103,7 +103,7 @@ async def reset_prefix_cache(
         answers = await client.reset_prefix_cache(engine_id, preempt=preempt, timeout_s=timeout_s)
     for name, is_reset in answers.items():
         if is_reset:
-            console.print(f"{name}: the prefix cache is empty")
+            console.print(f"{name}: the prefix cache was cleared")
         else:
             console.print(f"{name} is busy, and its prefix cache was kept: requests or transfers hold blocks")
 
@@ -210,7 +210,7 @@ async def _wait_until(
                 except CallFailed as error:
                     if not error.is_passing:
                         raise
-                    # The ingress is being replaced at the same address; the change goes on meanwhile.
+                    # The ingress is being replaced at the same address; meanwhile the controller continues the change.
                     await asyncio.sleep(_POLL_INTERVAL_S)
                     continue
                 # While the controller does not answer, the status does not show which engines have left.

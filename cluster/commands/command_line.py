@@ -11,7 +11,6 @@ from rich.console import Console
 
 from cluster.config import ClusterConfig, load_cluster_config
 from cluster.errors import ClusterError, InvalidConfig
-from cluster.settings.ingress import IngressConfig
 
 ConfigFile = Annotated[
     Path | None,
@@ -24,6 +23,30 @@ RayAddress = Annotated[
     ),
 ]
 
+DEFAULTS: Final = ClusterConfig()
+"""The settings without a settings file, for the texts of help."""
+NumPrefill = Annotated[
+    int | None, typer.Option("--prefill", help=f"Number of prefill engines; default: {DEFAULTS.prefill.count}.")
+]
+NumDecode = Annotated[
+    int | None, typer.Option("--decode", help=f"Number of decode engines; default: {DEFAULTS.decode.count}.")
+]
+NumBoth = Annotated[
+    int | None,
+    typer.Option("--both", help=f"Number of engines that prefill and decode; default: {DEFAULTS.both.count}."),
+]
+NumEncode = Annotated[
+    int | None,
+    typer.Option("--encode", help=f"Number of engines that encode images; default: {DEFAULTS.encode.count}."),
+]
+NumRanks = Annotated[
+    int | None,
+    typer.Option(
+        "--tp",
+        help="Number of tensor-parallel ranks of each engine (GPUs, if any); default: "
+        f"{DEFAULTS.parallel.tensor_parallel_size}.",
+    ),
+]
 Timeout = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for each answer of the ingress.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return only when the change is complete, not when it is accepted.")]
 WaitTimeout = Annotated[
@@ -37,8 +60,7 @@ Address = Annotated[
         help="gRPC address of an ingress, as host:port; or several addresses, separated by commas, to try in turn.",
     ),
 ]
-_DEFAULT_INGRESS: Final = IngressConfig()
-DEFAULT_ADDRESS: Final = f"{_DEFAULT_INGRESS.host}:{_DEFAULT_INGRESS.port}"
+DEFAULT_ADDRESS: Final = f"{DEFAULTS.ingress.host}:{DEFAULTS.ingress.port}"
 Parameters = Annotated[
     list[str] | None,
     typer.Option(
@@ -61,7 +83,7 @@ def load(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool =
         fail(error, exit_code=2)
 
 
-def run(command: Any) -> None:  # a callable without arguments, whose result nobody needs
+def run(command: Any) -> None:  # The type is Any because a command may return anything; the result is ignored.
     """Run a command; print a ClusterError and end the process with exit status 1, and with 130 after Ctrl-C."""
     try:
         command()

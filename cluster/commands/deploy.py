@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.commands.command_line import ConfigFile, RayAddress, load, run
+from cluster.commands.command_line import (
+    DEFAULTS,
+    ConfigFile,
+    NumBoth,
+    NumDecode,
+    NumEncode,
+    NumPrefill,
+    NumRanks,
+    RayAddress,
+    load,
+    run,
+)
 
 
 def config(
@@ -22,9 +33,7 @@ def config(
     ] = False,
     check: Annotated[
         Path | None,
-        typer.Option(
-            "--check", help="Check this settings file, but not the model that it names: `raypd doctor` checks that."
-        ),
+        typer.Option("--check", help="Check this settings file. The model is not checked; `raypd doctor` checks it."),
     ] = None,
 ) -> None:
     """Print all settings, or check a settings file.
@@ -52,9 +61,7 @@ def doctor(
         str | None,
         typer.Option(help="Directory of the checkpoint, in Hugging Face format; default: the demo model."),
     ] = None,
-    tp: Annotated[
-        int | None, typer.Option(help="Number of tensor-parallel ranks of each engine (GPUs, if any); default: 1.")
-    ] = None,
+    tp: NumRanks = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -101,11 +108,11 @@ def manifests(
     models_claim: Annotated[
         str | None, typer.Option(help="PersistentVolumeClaim with the checkpoint; the pods mount it at /models.")
     ] = None,
-    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines; default: 1.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Number of decode engines; default: 1.")] = None,
-    both: Annotated[int | None, typer.Option(help="Number of engines that prefill and decode; default: 0.")] = None,
-    encode: Annotated[int | None, typer.Option(help="Number of engines that encode images; default: 0.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Number of tensor-parallel ranks of each engine; default: 1.")] = None,
+    prefill: NumPrefill = None,
+    decode: NumDecode = None,
+    both: NumBoth = None,
+    encode: NumEncode = None,
+    tp: NumRanks = None,
     gpu: Annotated[
         str | None,
         typer.Option(
@@ -117,7 +124,9 @@ def manifests(
         str | None,
         typer.Option(help="Image of all pods, as repository/raypd:tag; default: raypd:VERSION-cpu or -cuda."),
     ] = None,
-    namespace: Annotated[str | None, typer.Option(help="Kubernetes namespace of all objects; default: raypd.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option(help=f"Kubernetes namespace of all objects; default: {DEFAULTS.kubernetes.namespace}.")
+    ] = None,
     trial: Annotated[
         bool, typer.Option("--trial", help="Print a RayJob that runs `raypd demo` on such a cluster instead.")
     ] = False,

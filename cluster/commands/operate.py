@@ -132,7 +132,7 @@ def load_adapter(
     address: Address = DEFAULT_ADDRESS,
     timeout_s: Timeout = 60.0,
 ) -> None:
-    """Load a LoRA adapter into a running cluster, or new weights under a known name.
+    """Load a LoRA adapter, or new weights for a loaded one, into a running cluster.
 
     Example: raypd load-adapter sql /models/adapters/sql
     """
@@ -183,8 +183,8 @@ def reset_prefix_cache(
         bool,
         typer.Option(
             "--preempt",
-            help="Preempt running requests, which compute their KV again later; without it, a busy engine "
-            "keeps its cache.",
+            help="Preempt running requests first; they compute their KV again later. Without this option, a "
+            "busy engine keeps its cache.",
         ),
     ] = False,
     timeout_s: Timeout = 30.0,
@@ -199,16 +199,16 @@ def profile(
     engine: Annotated[str, typer.Argument(help="Name of the engine, as `raypd status` shows it.")],
     address: Address = DEFAULT_ADDRESS,
     duration_s: Annotated[
-        float, typer.Option("--seconds", min=0.01, max=60.0, help="Seconds that the profiler runs.")
+        float, typer.Option("--seconds", min=0.01, max=60.0, help="Duration of the profile in seconds.")
     ] = 5.0,
     trace: Annotated[
-        Path | None, typer.Option(help="Also write the trace to this file (.json.gz); open it in ui.perfetto.dev.")
+        Path | None, typer.Option(help="Write the trace to this file (.json.gz), which ui.perfetto.dev can open.")
     ] = None,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the answer after the profile has ended.")
     ] = 60.0,
 ) -> None:
-    """Run torch's profiler in an engine, and print where its time goes.
+    """Profile an engine with torch's profiler, and print a summary of its time.
 
     The engine is slower while the profiler runs.
 
@@ -220,7 +220,7 @@ def profile(
 
 
 def rotate_secret(address: Address = DEFAULT_ADDRESS, timeout_s: Timeout = 30.0) -> None:
-    """Replace the secret by which engines and ingresses authenticate each other.
+    """Replace the secret with which engines and ingresses authenticate each other.
 
     No request is interrupted. Every process accepts the old secret as well
     until all processes have the new one.

@@ -8,7 +8,18 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.commands.command_line import ConfigFile, RayAddress, load, run
+from cluster.commands.command_line import (
+    DEFAULTS,
+    ConfigFile,
+    NumBoth,
+    NumDecode,
+    NumEncode,
+    NumPrefill,
+    RayAddress,
+    load,
+    run,
+)
+from cluster.settings.http import HttpConfig
 
 
 def serve(
@@ -17,16 +28,22 @@ def serve(
         Path | None,
         typer.Option(help="Directory of the checkpoint, in Hugging Face format; default: the demo model."),
     ] = None,
-    prefill: Annotated[int | None, typer.Option(help="Number of prefill engines; default: 1.")] = None,
-    decode: Annotated[int | None, typer.Option(help="Number of decode engines; default: 1.")] = None,
-    both: Annotated[int | None, typer.Option(help="Number of engines that prefill and decode; default: 0.")] = None,
-    encode: Annotated[int | None, typer.Option(help="Number of engines that encode images; default: 0.")] = None,
+    prefill: NumPrefill = None,
+    decode: NumDecode = None,
+    both: NumBoth = None,
+    encode: NumEncode = None,
     host: Annotated[
-        str | None, typer.Option(help="Address that ingresses listen on for clients; default: 127.0.0.1.")
+        str | None,
+        typer.Option(help=f"Address that ingresses listen on for clients; default: {DEFAULTS.ingress.host}."),
     ] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the gRPC API; 0 takes a free port. Default: 50051.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help=f"Port of the gRPC API; 0 takes a free port. Default: {DEFAULTS.ingress.port}.")
+    ] = None,
     http_port: Annotated[
-        int | None, typer.Option(help="Port of the OpenAI-compatible HTTP API; 0 takes a free port. Default: 8000.")
+        int | None,
+        typer.Option(
+            help=f"Port of the OpenAI-compatible HTTP API; 0 takes a free port. Default: {HttpConfig().port}."
+        ),
     ] = None,
     admin_port: Annotated[
         int | None, typer.Option(help="Separate port of the operators' API; default: it shares --port.")
@@ -90,13 +107,14 @@ def stop(
     config: ConfigFile = None,
     ray_address: RayAddress = None,
     namespace: Annotated[
-        str | None, typer.Option(help="Ray namespace in which the raypd cluster runs; default: raypd.")
+        str | None,
+        typer.Option(help=f"Ray namespace in which the raypd cluster runs; default: {DEFAULTS.ray.namespace}."),
     ] = None,
 ) -> None:
     """Drain and stop the raypd cluster that runs in a Ray cluster.
 
-    Requests may finish within drain_timeout_s (30 seconds by default) of the
-    settings. The Ray cluster keeps running.
+    Requests may finish within the setting drain_timeout_s. The Ray cluster
+    keeps running.
 
     Example: raypd stop --ray-address 10.0.0.1:6379
     """

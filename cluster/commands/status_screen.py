@@ -52,13 +52,15 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
     """Return the status as tables; a table without rows is left out, except that of the engines."""
     head = f"model [bold]{status.model}[/]  raypd {status.server_version}  membership {status.membership_version}"
     head += f"  requests in flight {len(status.requests)}"
-    if status.moves:
-        head += f"  migrations {status.moves}"
+    if status.migrations:
+        head += f"  migrations {status.migrations}"
     parts: list[RenderableType] = [head, _engines(status.engines), *_troubles(status)]
     if status.models:
         parts.append(_models(status.models))
     if status.refused_pairs:
         parts.append(_refused_pairs(status.refused_pairs))
+    if any(engine.attention_backend for engine in status.engines):
+        parts.append(_attention(status.engines))
     if any(engine.HasField("transfers") for engine in status.engines):
         parts.append(_transfers(status.engines))
     if any(engine.links for engine in status.engines):
@@ -67,8 +69,8 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
         parts.append(_stores(status.engines))
     if any(engine.HasField("embeddings") for engine in status.engines):
         parts.append(_embeddings(status.engines))
-    if any(engine.guesses.drafts for engine in status.engines):
-        parts.append(_guesses(status.engines))
+    if any(engine.spec_decoding.drafts for engine in status.engines):
+        parts.append(_spec_decoding(status.engines))
     if any(engine.HasField("adapters") for engine in status.engines):
         parts.append(_adapters(status.engines))
     if status.ingresses:
@@ -194,6 +196,11 @@ def _refused_pairs(pairs: Sequence[admin_pb2.RefusedPair]) -> _Table:
     return _Table(title, (" from", " to", " why not"), rows)
 
 
+def _attention(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
+    rows = [[one.engine_id, one.attention_backend, one.attention_reason] for one in engines if one.attention_backend]
+    return _Table("attention over the KV cache", (" engine", " by", " why"), rows)
+
+
 def _transfers(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
     columns = [" engine", " by", "sent", "received", "chunks", "handed over", "failed", "cancelled", "retried"]
     columns += (
@@ -273,17 +280,17 @@ def _stores(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
     return _Table("KV stores, in blocks", (" engine", "saved", "not saved", "loaded", "missing"), rows)
 
 
-def _guesses(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
+def _spec_decoding(engines: Iterable[admin_pb2.EngineStatus]) -> _Table:
     rows = [
         [
             engine.engine_id,
-            guesses.drafts,
-            guesses.guessed_tokens,
-            _percent(guesses.accepted_tokens, guesses.guessed_tokens),
-            ", ".join(_percent(count, guesses.drafts) for count in guesses.accepted_by_place),
+            decoding.drafts,
+            decoding.draft_tokens,
+            _percent(decoding.accepted_tokens, decoding.draft_tokens),
+            ", ".join(_percent(count, decoding.drafts) for count in decoding.accepted_tokens_per_pos),
         ]
         for engine in engines
-        if (guesses := engine.guesses).drafts
+        if (decoding := engine.spec_decoding).drafts
     ]
     columns = (" engine", "drafts", "tokens", "accepted", " accepted of first, second, … tokens")
     return _Table("drafted tokens", columns, rows)
@@ -323,7 +330,7 @@ def _ingress_state(ingress: admin_pb2.IngressStatus) -> str:
 
 
 def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:
-    columns = (" request", "age", " phase", " prefill", " decode", "prompt", "output", "attempt", "moves")
+    columns = (" request", "age", " phase", " prefill", " decode", "prompt", "output", "attempt", "migrations")
     rows = [
         [
             f"{request.tenant}/{request.request_id}" if request.tenant else request.request_id,
@@ -334,7 +341,7 @@ def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Table:
             request.prompt_tokens,
             request.output_tokens,
             request.attempt,
-            request.moves,
+            request.migrations,
         ]
         for request in requests[:_MAX_REQUESTS]
     ]

@@ -1,4 +1,4 @@
-"""The decision how long `raypd update --wait` waits."""
+"""Decides when `raypd update --wait` stops waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from cluster.api.protos.raypd.v1 import admin_pb2
 
 _WITHOUT_PLACE: Final = frozenset({"pending", "quarantined"})
-_PATIENCE_S: Final = 30.0
+_NO_PLACE_TIMEOUT_S: Final = 30.0
 """The seconds for which the update still waits for pending or quarantined engines once all others are done."""
 
 
@@ -51,7 +51,7 @@ class UpdateProgress:
         now_s = self._clock()
         if self._first_without_place_s is None:
             self._first_without_place_s = now_s
-        return now_s - self._first_without_place_s >= _PATIENCE_S
+        return now_s - self._first_without_place_s >= _NO_PLACE_TIMEOUT_S
 
     def what_is_missing(self) -> str:
         """Return the engines that do not serve the new version yet, each with its state; empty if all serve it."""

@@ -1,8 +1,8 @@
-"""The errors of work on images.
+"""The errors of processing images.
 
 ImageError
 |-- ImageRefused        the image itself is at fault: it is broken or too large
-`-- ImagesUnavailable   this ingress cannot work on images now
+`-- ImagesUnavailable   this ingress cannot process images now
 """
 
 from __future__ import annotations
@@ -17,4 +17,4 @@ class ImageRefused(ImageError):
 
 
 class ImagesUnavailable(ImageError):
-    """Too many images wait, or the process that works on them does not start."""
+    """Too many images wait, or the process that prepares them does not start."""

@@ -14,7 +14,7 @@ from cluster.settings.images import ImageConfig
 
 
 def open_prompt_images(directory: Path, config: ImageConfig) -> PromptImages | None:
-    """Return the images' side of a model's prompts; None if the model takes none. No process starts before an image.
+    """Return the object that puts images into prompts; None if the model takes no images. This starts no process.
 
     Raises TokenizerUnusable if the checkpoint's config cannot be read.
     """

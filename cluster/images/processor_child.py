@@ -1,4 +1,4 @@
-"""The process that works on images: `python -m cluster.images.processor_child FD MEMORY_BYTES`.
+"""The process that prepares images for the model: `python -m cluster.images.processor_child FD MEMORY_BYTES`.
 
 Strangers send the images. A few kilobytes can expand to gigabytes, and decoders have had vulnerabilities; so images are
 decoded in a process of their own (bounded_child.py). The greeting is a ChildGreeting in JSON. A task is an image's
@@ -39,15 +39,15 @@ _DECODER_ERRORS: Final = (
 
 
 def main() -> None:
-    """Work on images until the ingress closes the connection."""
+    """Process images until the ingress closes the connection."""
     descriptor, memory_bytes = (int(argument) for argument in sys.argv[1:])
 
     def start(message: bytes) -> Callable[[bytes], bytes]:
         greeting = msgspec.json.decode(message, type=ChildGreeting)
         processing = ImageProcessing(Path(greeting.directory))
-        # open_image() bounds the pixels before anything is decoded, instead of Pillow.
+        # Pillow's own limit is switched off: open_image() limits the pixels before it decodes anything.
         Image.MAX_IMAGE_PIXELS = None
-        # The first image loads modules and makes threads reserve memory; so a first one is processed here.
+        # The first image makes libraries load modules and reserve memory for threads, so process a small image now.
         processing.process(Image.new("RGB", (64, 64)))
         return lambda data: answer(processing, data, greeting)
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def answer(processing: ImageProcessing, data: bytes, greeting: ChildGreeting) -> bytes:
-    """Work on one image; returns the answer to the ingress."""
+    """Process one image; returns the answer to the ingress."""
     try:
         image = open_image(data, greeting)
         return PROCESSED + msgspec.msgpack.encode(processing.process(image))

@@ -1,4 +1,4 @@
-"""The ingress's side of the processes that work on images."""
+"""The ingress's side of the processes that prepare images for the model."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ChildGreeting(msgspec.Struct, frozen=True):
 
 
 class ImageProcessors:
-    """Works on images in processes, which are ended when they take too much time or memory."""
+    """Processes images in other processes, which are ended when they take too much time or memory."""
 
     def __init__(self, directory: Path, config: ImageConfig, command: Sequence[str] = _CHILD) -> None:
         """Prepare the processes. directory: the checkpoint's; command: the program, called as processor_child.py is"""
         self._config = config
         self._greeting = msgspec.json.encode(ChildGreeting(str(directory), config.max_pixels, config.formats))
         limits = ProcessLimits(config.timeout_s, config.memory_mib, config.max_input_mib + 1)
-        self._processes = [BoundedProcess(command, (), limits, "works on images") for _ in range(config.num_processors)]
+        self._processes = [BoundedProcess(command, (), limits, "prepares images") for _ in range(config.num_processors)]
         self._idle: queue.SimpleQueue[BoundedProcess] = queue.SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -49,7 +49,7 @@ class ImageProcessors:
         self._threads = ThreadPoolExecutor(config.num_processors, thread_name_prefix="images")
 
     async def process(self, data: bytes) -> ProcessedImage:
-        """Work on one image, when a process is idle. Raises ImageRefused or ImagesUnavailable."""
+        """Process one image, when a process is idle. Raises ImageRefused or ImagesUnavailable."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._process, data)
         except RuntimeError as error:
@@ -63,16 +63,16 @@ class ImageProcessors:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _process(self, data: bytes) -> ProcessedImage:
-        """Work on one image; called on a thread."""
+        """Process one image; called on a thread."""
         process = self._idle.get_nowait()
         try:
             answer = process.ask(data, lambda: self._greeting)
         except ProcessTooSlow as error:
-            raise ImageRefused(f"it takes longer than {self._config.timeout_s:g} s to work on") from error
+            raise ImageRefused(f"it takes longer than {self._config.timeout_s:g} s to process") from error
         except ProcessDied as error:
-            raise ImageRefused("it takes too much memory to work on, or breaks what decodes it") from error
+            raise ImageRefused("it takes too much memory to process, or the decoder fails on it") from error
         except ProcessUnusable as error:
-            logger.exception("no image can be worked on")
+            logger.exception("images cannot be processed")
             raise ImagesUnavailable(str(error)) from error
         finally:
             self._idle.put(process)

@@ -1,8 +1,8 @@
 """Converts a request's images to the inputs of its engines' encoders, and puts them into the prompt.
 
-An image is worked on once for all requests that have it. Results are cached by a digest of the image's bytes, of the
+An image is processed once for all requests that have it. Results are cached by a digest of the image's bytes, of the
 processor's settings and of the request's cache salt; the engines' caches use the same digest as the image's name.
-Refusals are not cached: a broken image that is sent again is worked on again.
+Refusals are not cached: a broken image that is sent again is processed again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PromptImages:
                 shown = f"an image of {image.num_tokens} tokens"
                 violations.add(one.field, shown, f"at most {self.config.max_image_tokens} tokens: send a smaller one")
             images.append((name, image))
-        # An image that a request has twice is sent to engines once.
+        # An image that a request contains twice is sent to engines once.
         num_bytes = sum(image.size_bytes for image in dict(images).values())
         if num_bytes > self.config.max_input_mib << 20:
             shown = f"images of {num_bytes >> 20} MiB, as the encoder is given them"
@@ -115,7 +115,7 @@ class PromptImages:
                 # Other requests may wait for the same image, and the client may send it again.
                 return await asyncio.shield(task)
         except TimeoutError as error:
-            raise ImagesUnavailable("too many images wait to be worked on") from error
+            raise ImagesUnavailable("too many images wait for processing") from error
 
     async def _process_and_keep(self, name: str, data: bytes) -> ProcessedImage:
         try:

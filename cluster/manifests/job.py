@@ -44,7 +44,7 @@ def nccl_config_map(config: ClusterConfig) -> Manifest:
     if rdma is None:
         variables["NCCL_IB_DISABLE"] = "1"
     else:
-        # A packet is sent again up to 7 times, each time after 4.096 us * 2^20, about 4 s.
+        # NCCL sends a lost packet again up to 7 times, each time after 4.096 us * 2^20, about 4 s.
         variables |= {"NCCL_IB_HCA": "mlx5", "NCCL_IB_TIMEOUT": "20", "NCCL_IB_RETRY_CNT": "7"}
     variables |= config.kubernetes.nccl
     data: dict[str, JSON] = dict(variables)

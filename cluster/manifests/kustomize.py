@@ -111,7 +111,7 @@ def _target(one: Manifest) -> Manifest:
 
 
 def _by_key(objects: Sequence[Manifest]) -> dict[tuple[str, str], Manifest]:
-    def key(one: Any) -> tuple[str, str]:  # a rendered manifest, which has these fields
+    def key(one: Any) -> tuple[str, str]:  # Any: a rendered manifest, whose objects all have these fields
         return one["kind"], one["metadata"]["name"]
 
     return {key(one): one for one in objects}

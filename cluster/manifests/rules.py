@@ -23,7 +23,7 @@ _FIRST_RAY_WITH_TOKENS: Final = (2, 52)
 _FIRST_RAY_WITH_PRIORITY: Final = (2, 56)
 
 
-def find_mistakes(manifests: Iterable[Any]) -> list[str]:  # parsed YAML, of whatever shape
+def find_mistakes(manifests: Iterable[Any]) -> list[str]:  # Any: parsed YAML may have any shape
     """Return what KubeRay would refuse, or would not work, each with the object's kind and name; empty if nothing."""
     mistakes: list[str] = []
     for number, one in enumerate(manifests, 1):

@@ -183,7 +183,7 @@ def _of_cluster(view: ClusterView) -> Iterator[Metric]:
         in_flight.add_metric([phase], phases[phase])
     yield in_flight
     documentation = "Migrations of preempted requests of this ingress to another decode engine."
-    yield CounterMetricFamily("raypd_moves", documentation, view.num_moves)
+    yield CounterMetricFamily("raypd_migrations", documentation, view.num_migrations)
     documentation = "Longest delay of this ingress's event loop within the last minute, in seconds."
     yield GaugeMetricFamily("raypd_event_loop_lag_seconds", documentation, view.event_loop_lag_s)
     engines = GaugeMetricFamily("raypd_engines", "Engines of the cluster, by role and state.", labels=["role", "state"])

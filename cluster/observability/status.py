@@ -30,6 +30,8 @@ class EngineView:
     stats: SchedulerStats | None = None
     stats_at_s: float = 0.0
     model_version: int = 1
+    attention_backend: str = ""
+    attention_reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +58,13 @@ class IngressView:
 class RequestView:
     """A request in flight.
 
-    request_id:    unique among the requests in flight of its tenant
-    arrived_at_s:  Unix time in seconds
-    phase:         admitted, prefill or decode
-    attempt:       1 for the first attempt, 0 before it
-    num_moves:     how often another decode engine has taken the request over after a preemption
-    model_version: 0 until a version is chosen
-    tenant:        "" if the cluster has no tenants
+    request_id:     unique among the requests in flight of its tenant
+    arrived_at_s:   Unix time in seconds
+    phase:          admitted, prefill or decode
+    attempt:        1 for the first attempt, 0 before it
+    num_migrations: how often another decode engine has taken the request over after a preemption
+    model_version:  0 until a version is chosen
+    tenant:         "" if the cluster has no tenants
     """
 
     request_id: str
@@ -73,7 +75,7 @@ class RequestView:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     attempt: int = 0
-    num_moves: int = 0
+    num_migrations: int = 0
     model_version: int = 0
     tenant: str = ""
 
@@ -123,7 +125,7 @@ class ClusterView:
     """The whole status of a cluster, as one ingress sees it.
 
     now_s:            Unix time in seconds at which the status was taken
-    num_moves:        how often the ingress has seen another decode engine take over a preempted request
+    num_migrations:   how often the ingress has seen another decode engine take over a preempted request
     event_loop_lag_s: the longest delay of the ingress's event loop within the last minute, in seconds
     """
 
@@ -135,7 +137,7 @@ class ClusterView:
     controller: ControllerView = field(default_factory=ControllerView)
     refused_pairs: tuple[RefusedPair, ...] = ()
     models: tuple[ModelView, ...] = ()
-    num_moves: int = 0
+    num_migrations: int = 0
     event_loop_lag_s: float = 0.0
 
 

@@ -40,12 +40,12 @@ class Between:
     is_above: bool = False
 
     def allows(self, value: float, bounds: Bounds) -> bool:
-        """Compare the value with both ends."""
+        """Return whether the value is between both ends."""
         del bounds
         return self.low <= value <= self.high and not (self.is_above and value == self.low)
 
     def allowed(self, bounds: Bounds) -> str:
-        """Name both ends."""
+        """Return both ends in words."""
         del bounds
         return self.words or f"{self.low} to {self.high}"
 
@@ -57,11 +57,11 @@ class UpTo:
     limit: str
 
     def allows(self, value: int, bounds: Bounds) -> bool:
-        """Compare the value with 0 and the limit."""
+        """Return whether the value is between 0 and the limit."""
         return bool(0 <= value <= getattr(bounds.limits, self.limit))
 
     def allowed(self, bounds: Bounds) -> str:
-        """Name both ends."""
+        """Return both ends in words."""
         return f"0 to {getattr(bounds.limits, self.limit)}"
 
 
@@ -74,11 +74,11 @@ class AtMost:
     at_least: int = 0
 
     def allows(self, value: Collection[object], bounds: Bounds) -> bool:
-        """Count the entries."""
+        """Return whether the number of entries is allowed."""
         return bool(self.at_least <= len(value) <= getattr(bounds.limits, self.limit))
 
     def allowed(self, bounds: Bounds) -> str:
-        """Name both numbers."""
+        """Return both numbers in words."""
         most = getattr(bounds.limits, self.limit)
         return f"{self.at_least} to {most} {self.noun}" if self.at_least else f"at most {most} {self.noun}"
 
@@ -96,12 +96,12 @@ class NumChars:
     may_be_blank: bool = True
 
     def allows(self, value: Collection[str], bounds: Bounds) -> bool:
-        """Measure each text."""
+        """Return whether the length of each text is allowed."""
         most = getattr(bounds.limits, self.limit)
         return all(1 <= len(text) <= most and (self.may_be_blank or text.strip()) for text in value)
 
     def allowed(self, bounds: Bounds) -> str:
-        """Name both lengths."""
+        """Return both lengths in words."""
         words = f"{self.noun} of 1 to {getattr(bounds.limits, self.limit)} characters"
         return words if self.may_be_blank else f"{words}, not only of spaces"
 
@@ -111,11 +111,11 @@ class KnownTokens:
     """Token ids of the model's vocabulary."""
 
     def allows(self, value: Collection[int], bounds: Bounds) -> bool:
-        """Compare the smallest and the largest one with the vocabulary."""
+        """Return whether the smallest and the largest id are in the vocabulary."""
         return not value or (min(value) >= 0 and max(value) < bounds.vocab_size)
 
     def allowed(self, bounds: Bounds) -> str:
-        """Name both ends."""
+        """Return both ends in words."""
         return f"token ids from 0 to {bounds.vocab_size - 1}"
 
 
@@ -127,11 +127,11 @@ class ValuesBetween:
     high: float
 
     def allows(self, value: Mapping[int, float], bounds: Bounds) -> bool:
-        """Compare each value with both ends."""
+        """Return whether each value is between both ends."""
         del bounds
         return all(self.low <= one <= self.high for one in value.values())
 
     def allowed(self, bounds: Bounds) -> str:
-        """Name both ends."""
+        """Return both ends in words."""
         del bounds
         return f"values from {self.low} to {self.high}"

@@ -5,7 +5,7 @@ it by calls. A controller that is started again asks them for the secret, and dr
 
 A secret is replaced in two steps, so that any two processes have one in common at every moment: first every process
 accepts the new secret beside the old one; once all do, the old one is dropped. A process that does not answer delays
-the second step, not the first. A controller that is started again in between finds both secrets and goes on from there.
+the second step, not the first. A controller that is restarted in between finds both and completes the replacement.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ClusterTrust:
         else:
             material = self._make_material(last_generation)
         if self._secret_file is not None:
-            # With a file, the secrets of an earlier controller have generation 1 as well: they name the same file.
+            # With a secret file, the generation is always 1: the file has the same secrets for every controller.
             material = replace(material, generation=1, secrets=(), secret_file=str(self._secret_file))
         self._set(material)
 

@@ -28,7 +28,7 @@ async def give_trust(actor: Any, trust: ClusterTrust) -> int:
     try:
         generation: int = await call(actor.use_trust, await trust.material(), timeout_s=_CALL_TIMEOUT_S)
     except RayCallFailed as failed:
-        logger.warning("a process did not take the cluster's secrets", extra={"error": str(failed)})
+        logger.warning("a process did not receive the cluster's secrets", extra={"error": str(failed)})
         return 0
     return generation
 

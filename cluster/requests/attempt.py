@@ -93,7 +93,7 @@ class Attempt:
         return replace(self._route, decode=self._decode.connection)
 
     @property
-    def num_moves(self) -> int:
+    def num_migrations(self) -> int:
         """How often another decode engine has taken the request over."""
         return len(self._predecessors)
 
@@ -118,7 +118,7 @@ class Attempt:
 
     def failed_by(self, error: EngineFailed) -> FailedAttempt:
         """Describe how far the attempt came before it ended with this error."""
-        # Either engine of a handoff may have died of the request: when the prefill engine dies, the decode engine
+        # The request may have killed either engine of a handoff: after the prefill engine's death, the decode engine
         # computes the prompt itself.
         others = [*self._streams, *self._predecessors, *self._lost_targets]
         suspects = [self._decode] if self.has_decoded else others
@@ -145,7 +145,8 @@ class Attempt:
     @property
     def prefill_timings(self) -> RequestTimings | None:
         """The times of the engine that computed the prompt; None if that engine has not reported any."""
-        # After a migration the successor finds blocks that its predecessor computed; only the first engine's count.
+        # After a migration, the new engine finds blocks that the first engine computed, so only the first engine's
+        # times count.
         decode = self._predecessors[0] if self._predecessors else self._decode
         return (self._prefill and self._prefill.timings) or decode.timings
 
@@ -163,7 +164,7 @@ class Attempt:
             self._fail_if_nothing_can_follow()
             stream, output = await self._next_in_time()
             if stream is not self._decode and stream not in self._streams:
-                continue  # A stream that a migration has dropped: the other engine was quicker.
+                continue  # This stream lost against the other engine of a migration, which was faster.
             if output is None:
                 self._on_silent_end(stream)
             elif output.preemption is None:
@@ -177,7 +178,7 @@ class Attempt:
     async def _next_in_time(self) -> tuple[EngineStream, EngineCoreOutput | None]:
         """Wait like _next_of_any(), up to the deadline. Raises DeadlineExceeded."""
         if self._deadline_s is None:
-            return await self._next_of_any()  # This saves a timer for each token.
+            return await self._next_of_any()  # Without a deadline, no timer has to be set for each token.
         try:
             async with asyncio.timeout_at(self._deadline_s):
                 return await self._next_of_any()
@@ -210,19 +211,20 @@ class Attempt:
                 # Only tokens that the decode engine gives from now on show that the request did not cause this death.
                 self._lost_targets.append(stream)
                 self._decode.has_given_tokens = False
-            logger.info("a migration has failed, the request stays where it is", extra=self._fields(stream))
+            logger.info("a migration failed: the request stays on its engine", extra=self._fields(stream))
             return
         if stream.end is None or stream.end.reason is None:
             return
         if stream is self._decode and self._successor is not None:
             logger.warning(
-                "the engine of a migrating request has failed, its successor goes on", extra=self._fields(stream)
+                "the engine of a migrating request failed: the other engine continues the request",
+                extra=self._fields(stream),
             )
             self._settle_migration(self._successor)
             return
         if stream is self._decode:
             raise self._failed(stream.end.reason, can_resume=stream.end.can_resume)
-        logger.warning("prefill failed, the decode engine goes on", extra=self._fields(stream))
+        logger.warning("the prefill engine failed: the decode engine computes the prompt", extra=self._fields(stream))
 
     def _settle_prefill(self, stream: EngineStream, output: EngineCoreOutput) -> None:
         """Abort at the prefill engine if the decode engine gives the very first token: it has refused the handoff."""
@@ -237,14 +239,14 @@ class Attempt:
             return
         if winner is not successor:
             successor.abort()
-            logger.info("a migration was not needed", extra=self._fields(successor))
+            logger.info("a migration was cancelled: the request's own engine was faster", extra=self._fields(successor))
             return
         self._decode.abort()
         self._predecessors.append(self._decode)
         self._decode = successor
 
     def _fields(self, stream: EngineStream) -> dict[str, str | None]:
-        """Return the fields of a log line about an engine's part."""
+        """Return the log fields of one engine's stream."""
         return {"request_id": self._request.request_id, "engine_id": stream.engine_id, "reason": stream.failure}
 
     def _fail_if_nothing_can_follow(self) -> None:

@@ -34,9 +34,9 @@ class InFlight:
         return 0 if self.engines is None else self.engines.model.version
 
     @property
-    def num_moves(self) -> int:
+    def num_migrations(self) -> int:
         """How often another decode engine has taken the request over after a preemption."""
-        return 0 if self.recovery is None else self.recovery.num_moves
+        return 0 if self.recovery is None else self.recovery.num_migrations
 
     def view(self) -> RequestView:
         """Describe the request for `raypd status`."""
@@ -57,6 +57,6 @@ class InFlight:
             num_prompt_tokens=self.recovery.num_prompt_tokens,
             num_output_tokens=len(attempt.token_ids),
             attempt=self.recovery.num_attempts,
-            num_moves=self.recovery.num_moves,
+            num_migrations=self.recovery.num_migrations,
             model_version=self.model_version,
         )

@@ -64,7 +64,7 @@ class Ledger:
             self._admitted.begin()
 
     def end_wait(self) -> None:
-        """End the request's wait: its whole answer, a vector, has come at once."""
+        """End the wait of a request for a vector, whose whole answer has come at once."""
         self._admitted.begin()
 
     def close(self) -> None:

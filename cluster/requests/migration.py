@@ -45,12 +45,12 @@ class PreemptedRequest:
 
     num_tokens:     tokens of its prompt and of its output so far
     num_wait_steps: steps until its engine has room for it, at most
-    num_moves:      how often the request has migrated already
+    num_migrations: how often the request has migrated already
     """
 
     num_tokens: int
     num_wait_steps: int
-    num_moves: int = 0
+    num_migrations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class Target:
 def choose_target(request: PreemptedRequest, targets: Sequence[Target]) -> Target | None:
     """Choose the engine with the most room. None if no engine has enough, or if waiting is quicker. Pure."""
     num_migration_steps = _START_UP_STEPS + request.num_tokens // _TOKENS_PER_STEP
-    if request.num_moves >= _MAX_MIGRATIONS or request.num_wait_steps <= num_migration_steps:
+    if request.num_migrations >= _MAX_MIGRATIONS or request.num_wait_steps <= num_migration_steps:
         return None
     fit = [
         target

@@ -1,4 +1,4 @@
-"""Limits how much may wait at an ingress, and tells a refused client when to come back. Pure; the clock is passed in.
+"""Limits how much may wait at an ingress, and tells a refused client when to retry. Pure; the clock is passed in.
 
 A request waits until its first token. Two numbers are limited: requests in flight, and prompt tokens that wait. A
 refused client is told when there will be room, by how fast requests or tokens have left lately. Clients that are
@@ -89,7 +89,7 @@ class AdmittedRequest:
         Raises Overloaded, DeadlineUnreachable.
         """
         if self.is_waiting:
-            return  # The request starts over on another version of the model.
+            return  # The request has its place in the queue already: it starts over on another version of the model.
         self._queued_at_s = self._limits.queue(num_tokens, time_left_s)
         self._num_tokens = num_tokens
 

@@ -58,7 +58,7 @@ class Recovery:
         self._deadline_s = deadline_s
         self._migration_planner = migration_planner
         self._turns = turns
-        self._num_moves_before = 0
+        self._num_migrations_before = 0
         self._prefill_timings: RequestTimings | None = None
         self.num_attempts = 0
         self.attempt: Attempt | None = None
@@ -69,9 +69,9 @@ class Recovery:
         return len(self._original.prompt_token_ids)
 
     @property
-    def num_moves(self) -> int:
+    def num_migrations(self) -> int:
         """How often another decode engine has taken the request over after a preemption."""
-        return self._num_moves_before + (self.attempt.num_moves if self.attempt is not None else 0)
+        return self._num_migrations_before + (self.attempt.num_migrations if self.attempt is not None else 0)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -101,7 +101,8 @@ class Recovery:
                             self._migrate_or_stay(attempt, output.preemption)
                             continue
                         if output.finish_reason is not None:
-                            # The router learns it before the client, whose next request may follow at once.
+                            # The router learns of the end before the client does, because the client's next request may
+                            # follow at once.
                             await self._next_turn()
                             self._router.on_end(self._original, attempt.token_ids, attempt.route)
                         yield output
@@ -111,9 +112,9 @@ class Recovery:
                 route = await self._route_after(attempt.failed_by(error))
 
     def _begin(self, attempt: Attempt) -> None:
-        """Keep the moves and times of the attempt before this one, and tell the router about this one."""
+        """Keep the migrations and times of the attempt before this one, and tell the router about this one."""
         if self.attempt is not None:
-            self._num_moves_before += self.attempt.num_moves
+            self._num_migrations_before += self.attempt.num_migrations
             self._prefill_timings = self._prefill_timings or self.attempt.prefill_timings
         self.attempt = attempt
         self.num_attempts += 1
@@ -123,10 +124,9 @@ class Recovery:
         """Find engines for the next attempt; wait for them if none serve. Raises the error that ends the request."""
         decision = self._decisions.after_failure(failed, asyncio.get_running_loop().time())
         if isinstance(decision, GiveUp):
-            # The attempt's own error keeps its cause.
-            raise decision.error from failed.error.__cause__ if decision.error is failed.error else failed.error
+            raise decision.error from failed.error
         logger.warning(
-            "a request goes on in another attempt",
+            "a request continues in another attempt",
             extra={
                 "request_id": self._original.request_id,
                 "num_output_tokens": len(failed.output_token_ids),

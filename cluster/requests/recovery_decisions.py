@@ -61,12 +61,11 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """Submit the request again as soon as engines serve; give up if none serve by limit_s.
+    """Submit RecoveryDecisions.request as soon as engines serve; give up if none serve by limit_s.
 
     limit_s: on the clock whose time after_failure() was given
     """
 
-    request: EngineCoreRequest
     limit_s: float
 
 
@@ -111,7 +110,7 @@ class RecoveryDecisions:
         return route
 
     def after_failure(self, failed: FailedAttempt, now_s: float) -> Decision:
-        """Decide whether the request goes on after an attempt has failed.
+        """Decide whether the request goes on after an attempt has failed, and if so make the next attempt's request.
 
         now_s: the time on the clock of deadline_s
         """
@@ -119,9 +118,8 @@ class RecoveryDecisions:
             self._lost_engines.clear()
         self._lost_engines |= failed.lost_engines
         self._num_failures += not failed.was_out_of_blocks
-        error = failed.error
         # The client counts from the tokens that it sent, not from where this attempt began.
-        error.num_new_tokens = len(failed.output_token_ids) - len(self.original.output_token_ids)
+        error = failed.error.with_num_new_tokens(self._num_new_tokens(failed))
         if len(self._lost_engines) >= MAX_ENGINES_LOST:
             reason = f"{error.reason}; {len(self._lost_engines)} engines died with the request"
             return GiveUp(self._failed(reason, error.num_new_tokens, can_resume=False))
@@ -129,14 +127,15 @@ class RecoveryDecisions:
             return GiveUp(error)
         give_up_s = now_s + self.policy.engine_timeout_s
         limit_s = give_up_s if self.deadline_s is None else min(give_up_s, self.deadline_s)
-        return TryAgain(self._resubmit(failed.output_token_ids), limit_s)
+        self._resubmit(failed.output_token_ids)
+        return TryAgain(limit_s)
 
     def after_wait(self, failed: FailedAttempt, waited: TryAgain, missing: NoEngineAvailable) -> GiveUp:
         """Choose the error of a request that waited for engines until its limit, and found none."""
         if waited.limit_s == self.deadline_s:
             return GiveUp(DeadlineExceeded(self.original.request_id))
         reason = f"{failed.error.reason}; then {missing}"
-        return GiveUp(self._failed(reason, failed.error.num_new_tokens, can_resume=True))
+        return GiveUp(self._failed(reason, self._num_new_tokens(failed), can_resume=True))
 
     def preempted(self, num_output_tokens: int, preemption: Preemption) -> PreemptedRequest:
         """Describe the request for the MigrationPlanner."""
@@ -161,6 +160,10 @@ class RecoveryDecisions:
             output_token_ids=list(output_token_ids),
         )
         return self.request
+
+    def _num_new_tokens(self, failed: FailedAttempt) -> int:
+        """Return how many output tokens the client has received in answer to its request."""
+        return len(failed.output_token_ids) - len(self.original.output_token_ids)
 
     def _failed(self, reason: str, num_new_tokens: int, *, can_resume: bool) -> EngineFailed:
         return EngineFailed(self.original.request_id, reason, num_new_tokens=num_new_tokens, can_resume=can_resume)

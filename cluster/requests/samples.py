@@ -115,7 +115,7 @@ def _check(request: GenerateManyRequest, limits: InputLimits) -> None:
     if num_samples > limits.max_samples_per_call:
         allowed = f"at most {limits.max_samples_per_call} of all prompts together, that is prompts x n (or best_of)"
         violations.add("prompts", f"{num_samples} samples", allowed)
-    # A client that resumes sends one request for each sample, with that sample's own seed.
+    # To resume, a client sends one request for each sample, with that sample's own seed.
     allowed = "none: a sample is resumed by a call of its own, with its seed"
     violations.require(not request.each.output_token_ids, "output_token_ids", request.each.output_token_ids, allowed)
     violations.raise_if_any()

@@ -85,8 +85,8 @@ class Serving:
         self.metrics = ServingMetrics()
         self._recovery_policy = RecoveryPolicy(settings.max_attempts, settings.recovery_timeout_s)
         self._migration_planner = migration_planner
-        self._num_moves_of_ended = 0
-        # The key has the tenant in it, so that no tenant can use up, or find out, the request ids of others.
+        self._num_migrations_of_ended = 0
+        # The key includes the tenant, so that tenants cannot block or discover each other's request ids.
         self._in_flight: dict[tuple[str, str], InFlight] = {}
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[GenerateChunk, None]:
@@ -121,7 +121,7 @@ class Serving:
                 except ModelVersionLeft as left:
                     request = _begin_again(request, in_flight, left)
                 else:
-                    # The attempt is closed already: the engines have freed the request when its client reads the end.
+                    # The attempt is closed by now, so engines have freed the request when the client reads this chunk.
                     yield prepared.chunk(processed, prepared.end(processed))
                     return
 
@@ -281,9 +281,9 @@ class Serving:
         return len(self._in_flight)
 
     @property
-    def num_moves(self) -> int:
+    def num_migrations(self) -> int:
         """How often another decode engine has taken over a preempted request."""
-        return self._num_moves_of_ended + sum(in_flight.num_moves for in_flight in self._in_flight.values())
+        return self._num_migrations_of_ended + sum(in_flight.num_migrations for in_flight in self._in_flight.values())
 
     def requests_in_flight(self) -> tuple[RequestView, ...]:
         """Describe the requests in flight, oldest first, for `raypd status` and the metrics."""
@@ -304,7 +304,7 @@ class Serving:
             try:
                 yield in_flight
             finally:
-                self._num_moves_of_ended += in_flight.num_moves
+                self._num_migrations_of_ended += in_flight.num_migrations
                 del self._in_flight[key]
 
 

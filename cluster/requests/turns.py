@@ -21,5 +21,5 @@ class Turns:
         The turn lasts until the caller's next await.
         """
         async with self._lock:
-            # The lock alone would not suffice, since it is free again in the same pass.
+            # The lock alone is not enough, because another task can acquire it in the same pass of the event loop.
             await asyncio.sleep(0)

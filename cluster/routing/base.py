@@ -54,7 +54,7 @@ class Router(Protocol):
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Note that the request was submitted to this route's engines.
 
-        Bookkeeping that takes time belongs here and not into choose(), since it does not delay the request here.
+        Work that takes time belongs here and not into choose(): the request is on its way, so the work delays nothing.
         """
         ...
 

@@ -118,7 +118,7 @@ async def _find_difference(
         return None
     forced = await _read_forced(decode, request, token_ids)
     errors = [_error(theirs, ours, max_difference) for theirs, ours in zip(handed_over, forced, strict=True)]
-    if all(error <= 1.0 for error in errors):  # a NaN fails, too
+    if all(error <= 1.0 for error in errors):  # This comparison is false for a NaN, so a NaN fails the check.
         return None
     return (
         f"tokens {token_ids} after the handoff, but {alone_ids} when {decode.descriptor.engine_id} prefills by itself; "
@@ -182,7 +182,7 @@ async def _run_pair(
 async def _compare_vectors(engines: list[EngineConnection], facts: ModelFacts, name: str) -> None:
     vectors = [await _vector(engine, facts) for engine in engines]
     size = math.hypot(*vectors[0])
-    if not 0 < size < math.inf:  # a NaN fails, too
+    if not 0 < size < math.inf:  # This comparison is false for a NaN, so a NaN fails the check.
         raise CanaryFailed(f"{name}: the canary request gave a vector of length {size:g}")
     if any(math.dist(vectors[0], vector) > _MAX_VECTOR_ERROR * size for vector in vectors):
         raise CanaryFailed(f"{name}: the two engines do not compute the same vector of one prompt")

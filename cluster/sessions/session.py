@@ -179,7 +179,7 @@ class EngineSession:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._call is not None:
             self._call.cancel()
-        if self._channel is not None:  # None: the session was never opened.
+        if self._channel is not None:  # The channel is None if the session was never opened.
             await self._channel.close()
 
     def submit(self, request: EngineCoreRequest) -> RequestStream:
@@ -218,7 +218,7 @@ class EngineSession:
                 if aborts:
                     await call.write(Abort(aborts))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                return  # The reader sees the same end of the stream and ends the session.
+                return  # _read() sees the same end of the call, and ends the session.
 
     async def _read(self) -> None:
         loop, call = asyncio.get_running_loop(), self._call
@@ -265,7 +265,7 @@ class EngineSession:
         for output in batch.outputs:
             stream = self._streams.get(output.request_id)
             if stream is None or stream.request.attempt != output.attempt:
-                continue  # The request was aborted here meanwhile.
+                continue  # This process has aborted the request meanwhile.
             stream.put(output)
             if output.finished:
                 del self._streams[output.request_id]

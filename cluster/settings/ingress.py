@@ -139,7 +139,7 @@ class IngressConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _free_ports_are_free_for_both(cls, settings: Any) -> Any:  # whatever a file says
+    def _free_ports_are_free_for_both(cls, settings: Any) -> Any:  # Any: the settings are not validated yet
         """Make the HTTP port 0 if port is 0 and the HTTP port is not given."""
         if isinstance(settings, dict) and settings.get("port") == 0:
             http = settings.get("http", {})

@@ -33,7 +33,7 @@ def connect(config: ClusterConfig) -> ClusterConfig:
     """Join the Ray cluster at ray.address or RAY_ADDRESS; without either, start one on this machine.
 
     Returns the settings for that cluster: in a local one, engines listen on 127.0.0.1 unless engine_host is set. Raises
-    CannotStart if the Ray cluster does not answer, or refuses the connection.
+    CannotStart if the Ray cluster does not answer, refuses the connection, or cannot be started.
 
     All processes of a local cluster, including Ray's, listen on loopback only (docs/security.md has the list), and its
     files are in a directory that only this user can enter. The cluster gets its own random token. Ray 2.60 by default
@@ -122,8 +122,8 @@ def _wait_for_head(address: str) -> bool:
 
 def _start_local(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # By default Ray gives workers a low priority (nice 15): beside other load, an engine could then be silent for so
-    # long that it is taken for lost.
+    # By default Ray gives workers a low priority (nice 15). On a busy host, an engine could then be silent for so long
+    # that the controller considers it lost.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # With 127.0.0.1 as the node's address, half of Ray's servers would listen on all addresses, unless Ray is told with
     # this variable that no other node will join. Its name comes from the systems on which this is Ray's default.
@@ -135,6 +135,10 @@ def _start_local(config: ClusterConfig) -> None:
     _directories.append(directory)
     try:
         _init(config, directory)
+    except Exception as error:  # Ray raises Exception itself if a process of its own is not up within 30 s.
+        disconnect(has_failed=True)
+        reason = " ".join(str(error).split())
+        raise CannotStart(f"Ray cannot be started on this machine (is it overloaded?): {reason}") from error
     except BaseException:
         disconnect(has_failed=True)
         raise

@@ -35,7 +35,8 @@ class RayDirectory:
         """
         parent = parent or _parent()
         _remove_old(parent)
-        self._own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # mode 0700
+        # mkdtemp() creates the directory with mode 0700.
+        self._own = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self._lock = os.open(self._own / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.path = self._own / "r"
@@ -51,7 +52,7 @@ class RayDirectory:
         self.keep()
 
     def keep(self) -> None:
-        """Leave the directory, for a look at the logs after a failure; a start after a day or more removes it."""
+        """Keep the directory with its logs after a failure; a start after a day or more removes the directory."""
         os.close(self._lock)
 
 

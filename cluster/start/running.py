@@ -226,7 +226,7 @@ class RunningCluster:
         return _sweep(self._config)
 
 
-def _make_controller(config: ClusterConfig, *, needs_driver: bool) -> Any:  # Ray's handle
+def _make_controller(config: ClusterConfig, *, needs_driver: bool) -> Any:  # Any: Ray's actor handle
     import ray
 
     from cluster.pool.controller.controller import Controller

@@ -66,7 +66,8 @@ class AdapterDirectory:
 
         field: the request's field that names it
         """
-        if not caller.may_use(name):  # Before any look at the disk, which takes time.
+        # This check comes before the lookup on disk, so that its duration does not reveal which adapters exist.
+        if not caller.may_use(name):
             raise self._not_found(name, caller, field)
         if (registered := self._registered.get(name)) is not None:
             return registered
@@ -94,13 +95,14 @@ class AdapterDirectory:
             look = asyncio.to_thread(_look_for, name, config, self._found.get(name))
             looking = self._looking[name] = asyncio.create_task(look)
             looking.add_done_callback(lambda look: self._end_look(name, look))
-        # A request that is cancelled must not cancel the task, for which others may wait.
+        # A cancelled request must not cancel the task, because other requests may wait for it.
         return await asyncio.shield(looking)
 
     def _end_look(self, name: str, look: asyncio.Task[_Found | None]) -> None:
         del self._looking[name]
         if not look.cancelled():
-            look.exception()  # Retrieved, so that asyncio does not report it if all that waited were cancelled.
+            # Reading the exception keeps asyncio from logging it if all requests that waited were cancelled.
+            look.exception()
 
     def _not_found(self, name: str, caller: Caller, field: str) -> AdapterNotFound:
         known = [adapter.name for adapter in self.known_to(caller)]

@@ -38,7 +38,7 @@ def _sequences(plain: list[list[int]], spaced: list[list[int]]) -> Iterator[tupl
 def check_something_is_left(
     options: SamplingOptions, bad_words: TokenSequences, eos_token_ids: Sequence[int], vocab_size: int
 ) -> None:
-    """Check that a token can be sampled at every position: an allowed one that ends no bad word and no output too soon.
+    """Check that every position has an allowed token that completes no bad word and does not end the output too early.
 
     Raises InvalidRequest.
     """

@@ -67,7 +67,8 @@ class FastEncoder:
         description = reference.to_str()
         try:
             made = cls(fastokens.Tokenizer.from_json_str(description), reference)
-        except Exception as exc:  # fastokens raises errors of several types, all of which mean that it cannot be used
+        # fastokens raises errors of several types; each of them means that fastokens cannot be used.
+        except Exception as exc:
             raise NoFastEncoderError(f"fastokens does not support it: {exc}") from exc
         digest = hashlib.sha256(description.encode()).digest()
         if digest not in _alike:
@@ -79,7 +80,7 @@ class FastEncoder:
         """Tokenize a text."""
         try:
             token_ids: list[int] = self._encoder.encode(text, add_special_tokens=add_special_tokens).ids
-        except Exception:  # fastokens may have a limit that the tokenizers library does not have
+        except Exception:  # fastokens may have a limit that the tokenizers library does not have.
             return encode_exactly(self._reference, text, add_special_tokens=add_special_tokens)
         return token_ids
 
@@ -88,7 +89,7 @@ class FastEncoder:
             for text in _DIFFICULT if adds else _trial_texts(self._reference):
                 try:
                     expected = encode_exactly(self._reference, text, add_special_tokens=adds)
-                except Exception as exc:  # tokenizers has no error classes of its own
+                except Exception as exc:  # The tokenizers library has no error classes of its own.
                     raise NoFastEncoderError(f"the tokenizers library itself fails at {text[:200]!r}: {exc}") from exc
                 if self.encode(text, add_special_tokens=adds) != expected:
                     raise NoFastEncoderError(f"fastokens makes other tokens of {text[:200]!r}")

@@ -146,7 +146,7 @@ class InputProcessor:
         violations.raise_if_any()
 
     def close(self) -> None:
-        """End the processes that work on images: no further request comes."""
+        """End the processes that prepare images: no further request comes."""
         if self.images is not None:
             self.images.close()
 

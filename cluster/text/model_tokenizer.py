@@ -44,9 +44,7 @@ class ChatTemplateError(Exception):
 class ModelTokenizer:
     """Encodes prompts. Several threads may use it at once, because it never changes."""
 
-    def __init__(
-        self, backend: Tokenizer, chat_template: ChatTemplate | None = None, *, use_fastokens: bool = True
-    ) -> None:
+    def __init__(self, backend: Tokenizer, chat_template: ChatTemplate | None = None, *, use_fastokens: bool) -> None:
         """Wrap a backend. use_fastokens: whether to encode prompts by fastokens, if that gives the same tokens"""
         # A tokenizer.json may ask for truncation or padding, which is right for training and wrong for prompts.
         backend.no_truncation()
@@ -69,7 +67,7 @@ class ModelTokenizer:
             self.why_not_fast = "fastokens is not asked for"
 
     @classmethod
-    def from_directory(cls, directory: Path, *, use_fastokens: bool = True) -> ModelTokenizer:
+    def from_directory(cls, directory: Path, *, use_fastokens: bool) -> ModelTokenizer:
         """Load the tokenizer of a checkpoint; nothing is downloaded.
 
         Raises TokenizerUnusable if there is none, or if it is not one of the tokenizers library.
@@ -128,7 +126,7 @@ class ModelTokenizer:
         return self.backend.post_process(encodings[0], encodings[1] if second is not None else None).ids
 
     def num_special_tokens(self, *, is_pair: bool = False) -> int:
-        """Return how many special tokens the tokenizer adds to a text, or to two that belong together."""
+        """Return how many special tokens the tokenizer adds to a text, or to a pair of texts."""
         return self.backend.num_special_tokens_to_add(is_pair)
 
     def encode_chat(self, prompt: ChatPrompt, *, add_special_tokens: bool = False) -> list[int]:

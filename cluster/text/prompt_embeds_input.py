@@ -15,7 +15,7 @@ from cluster.settings.input_limits import InputLimits
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _TOO_LARGE: Final = {
     "float32": float("inf"),
-    # Half a step above the largest number: numbers of this size and above are rounded to infinity.
+    # Half a step above the largest bfloat16: numbers of this size and above are rounded to infinity.
     "bfloat16": float(np.array(0x7F7F8000, np.uint32).view(np.float32)),
     "float16": 65_520.0,
 }

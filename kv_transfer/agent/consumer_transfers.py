@@ -74,6 +74,7 @@ class ConsumerTransfers:
             self._reports.count_received(failed)
             self._reports.add(FinishedReceiving(reservation.key, failed))
             return
+        assert reservation.key not in self._transfer_of_key, f"a second load under one key: {reservation.key}"
         machine = ConsumerMachine(
             transfer_id=transfer_id,
             attempt=params.attempt,
@@ -102,7 +103,8 @@ class ConsumerTransfers:
             return
         instructions = consuming.machine.on_cancel(now_s)
         if consuming.link.withdraw(consuming.machine.transfer_id):
-            # The link is not open yet, so READY was not sent: no byte will come, and the producer knows of nothing.
+            # The link is not open yet, so READY was not sent: no KV will come, and the producer does not know of this
+            # load.
             instructions = consuming.machine.on_link_lost("the load was cancelled before READY was sent")
         self._follow(consuming, instructions)
 

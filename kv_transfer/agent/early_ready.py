@@ -37,7 +37,7 @@ class EarlyReadies:
         earlier = self._kept.get(message.transfer_id)
         if earlier is not None and message.attempt < earlier[2].attempt:
             return False
-        # A message that replaces another one goes to the end, where its deadline belongs.
+        # The kept messages are in the order of their deadlines, so a message that replaces another one goes to the end.
         self._kept.pop(message.transfer_id, None)
         if message.transfer_id in self._ended or len(self._kept) >= _MAX_KEPT:
             self._ended.pop(message.transfer_id, None)

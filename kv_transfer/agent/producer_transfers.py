@@ -87,6 +87,7 @@ class ProducerTransfers:
             self._duplicates.add(key)
             self._reports.add(FailedSending(key, f"{transfer_id} is the transfer of another request"))
             return
+        assert key not in self._transfer_of_key, f"a second transfer under one key: {key}"
         machine = ProducerMachine(
             transfer_id=transfer_id,
             attempt=params.attempt,
@@ -133,7 +134,7 @@ class ProducerTransfers:
             if producing is not None:
                 producing.computed = after
                 if producing.link is None or producing.link.pieces is None:
-                    continue  # Before READY nothing leaves; the next progress names all blocks again.
+                    continue  # Nothing is sent before READY; the next progress report names all blocks again.
                 self.pins.hold(producing.machine.transfer_id, len(block_ids))
                 pieces = producing.link.pieces.ids(block_ids)
                 self._follow(producing, producing.machine.on_computed(pieces, num_computed_tokens))
@@ -212,7 +213,7 @@ class ProducerTransfers:
         return [p.machine.tell() for p in self._producing.values() if p.link is link]
 
     def on_time(self, now_s: float) -> None:
-        """Give up what has waited too long: requests without their READY, and READY messages without their request."""
+        """Give up requests that wait too long for READY, and READY messages that wait too long for their request."""
         for producing in list(self._producing.values()):
             self._follow(producing, producing.machine.on_time(now_s))
         for link, message in self._early.expire(now_s):
@@ -282,7 +283,7 @@ class ProducerTransfers:
 
 
 def _describe_want(link: PeerLink, message: Ready, fetch: Fetch) -> WantedFetch:
-    # A producer does not know its consumer's addresses, and needs none: consumers dial.
+    # A producer neither knows nor needs its consumer's addresses, because consumers connect to producers.
     assert link.pieces is not None, "a producer's link is open from the start"
     further = ("",) * (link.pieces.peer_tp_size - 1)
     peer = EngineAddress(link.peer[0], link.peer[1], "", further)

@@ -40,7 +40,8 @@ class TransferReports:
         else:
             stats.num_transfers_completed += 1
         if received.first_token_id is not None and timings is not None:
-            # A handoff. Nothing hides the time of a fetch, so it would tell nothing of how well handoffs are hidden.
+            # Only handoffs are timed: nothing overlaps with a fetch, so its times would not show how well handoffs
+            # overlap with prefill.
             stats.num_timed_transfers += 1
             stats.transfer_s += timings.transfer_s
             stats.exposed_s += timings.exposed_s

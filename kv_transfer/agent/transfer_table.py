@@ -83,7 +83,7 @@ class TransferTable:
         """
         for key, params, num_prompt_tokens in metadata.new_producers:
             self._producing.begin(key, params, num_prompt_tokens, now_s)
-        # Blocks that the prefix cache holds leave before this step's forward pass computes the rest.
+        # Blocks that come from the prefix cache are sent before this step's forward pass computes the others.
         cached = ((p.key, p.block_ids, p.num_computed_tokens_before) for p in metadata.progress)
         self._producing.on_progress(cached, after)
         for reservation in metadata.reservations:

@@ -19,20 +19,20 @@ from kv_transfer.params import KVTransferParams
 class KVConnectorScheduler(Protocol):
     """The scheduler's side of the connector.
 
-    It keeps books only: no call blocks or does I/O. All calls come from the engine thread.
+    It only keeps state: no call blocks or does I/O. All calls come from the engine thread.
     """
 
     def on_new_request(self, request_id: str, params: KVTransferParams, num_prompt_tokens: int) -> None:
         """Take note of a request with a ticket; the scheduler calls this when the request is added."""
 
-    def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> tuple[int | None, bool]:
-        """Return how many tokens beyond the local prefix hit come from outside, and whether they come asynchronously.
+    def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> int | None:
+        """Return how many tokens beyond the local prefix hit come from outside; None: ask again later.
 
-        For a consumer's request that is (num_prompt_tokens - num_local_tokens, True). The number may be 0: token 0
-        still comes from the producer. It is (None, False), "ask again", while max_reserved_requests are in transfer.
-        For a producer's request it is (None, False) until READY has arrived, and then (0, False).
-        For a request without a ticket it is (0, False).
-        The second value is there for vLLM's interface: nothing in raypd reads it.
+        For a consumer's request that is num_prompt_tokens - num_local_tokens. The number may be 0: token 0 still comes
+        from the producer. It is None while max_reserved_requests are in transfer.
+        For a producer's request it is None until READY has arrived, and then 0.
+        For a request without a ticket it is 0.
+        vLLM's function of this name returns a second value too; see actors/core/vllm_view.py.
         """
 
     def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_local_tokens: int) -> None:

@@ -20,7 +20,7 @@ from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.message_ranges import Count, Digest64, Incarnation, Sentence, ShortBytes, TokenId, WireName, Word
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

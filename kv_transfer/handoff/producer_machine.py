@@ -160,7 +160,7 @@ class ProducerMachine:
         if row is None:
             return []
         if row.action is ProducerAction.ANSWER_LATE:
-            # The consumer must not wait for KV that will never come.
+            # FINISHED keeps the consumer from waiting for KV that will never come.
             self._enter(row, ProducerState.GIVEN_UP)
             return self._say_finished(ProducerEnd.ABORTED, "READY came too late")
         if message.num_prompt_tokens != self.num_prompt_tokens and message.fetch is None:
@@ -202,7 +202,7 @@ class ProducerMachine:
             return []
         if row.action is ProducerAction.END_SILENTLY:
             return self._finish(row)
-        # Only a consumer that goes on needs the queued chunks.
+        # The queued chunks are sent only if the consumer continues with the request.
         is_wanted = end in {ProducerEnd.HANDED_OVER, ProducerEnd.PREFIX_SENT}
         dropped = [] if is_wanted else self._drop_queued()
         return [*dropped, *self._say_finished(end, first_token_id=first_token_id), *self._finish(row)]
@@ -234,7 +234,7 @@ class ProducerMachine:
             return [*dropped, *self._say_finished(ProducerEnd.ABORTED, reason), ReportFailedSending(reason)]
         if not dropped:
             return []
-        # FINISHED has promised chunks that will not come: a second FINISHED takes them back.
+        # The earlier FINISHED announced chunks that will not be sent: a second FINISHED replaces it.
         return [*dropped, *self._say_finished(ProducerEnd.ABORTED, reason), *self._finish(row)]
 
     def on_link_lost(self, reason: str) -> list[Instruction]:

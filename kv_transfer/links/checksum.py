@@ -70,6 +70,6 @@ class ComparedChunks:
         return job, job.checksum == word.checksum
 
     def take_unsure(self) -> list[ChunkJob]:
-        """Remove and return, at the link's end, the chunks whose checksum never came."""
+        """Remove and return the chunks whose checksum has not come when the link ends."""
         jobs, self._jobs = list(self._jobs), deque()
         return jobs

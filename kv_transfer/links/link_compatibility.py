@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello
-from kv_transfer.layout import KVCacheLayout
+from kv_transfer.layout import KeyOrder, KVCacheLayout, KVGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class PairingFacts:
 
     transport:    as in KVTransferConfig.transport, but never auto
     num_kv_heads: of the model, over all ranks
+    key_order, further_groups: as in KVCacheLayout
     """
 
     protocol_version: int
@@ -32,6 +33,8 @@ class PairingFacts:
     head_dim: int
     block_size: int
     is_on_gpu: bool
+    key_order: str = KeyOrder.PLAIN
+    further_groups: tuple[KVGroup, ...] = ()
 
     @classmethod
     def of_rank(
@@ -55,6 +58,8 @@ class PairingFacts:
             head_dim=layout.head_dim,
             block_size=layout.block_size,
             is_on_gpu=is_on_gpu,
+            key_order=str(layout.key_order),
+            further_groups=layout.further_groups,
         )
 
     @classmethod
@@ -73,8 +78,9 @@ def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other:
     """Return why KV cannot travel between the two engines, with both values of what differs; None if it can.
 
     The rule is symmetric. The number of blocks does not matter. Block sizes may differ on CPUs, if one is a multiple of
-    the other. They must not on a GPU, where the copies of a chunk that is cut into pieces are not ordered against the
-    compute stream.
+    the other and K has the plain order: the transposed order mixes the tokens of a block, so a block cannot be cut.
+    Block sizes must not differ on a GPU, where the copies of a chunk that is cut into pieces are not ordered against
+    the compute stream.
     at_one, at_other: the engines' names in the text, such as "prefill-0" or "the consumer"
     """
     if one == other:
@@ -88,6 +94,8 @@ def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other:
         "num_kv_heads of all ranks": (one.num_kv_heads, other.num_kv_heads),
         "num_layers": (one.num_layers, other.num_layers),
         "head_dim": (one.head_dim, other.head_dim),
+        "order of keys": (str(one.key_order), str(other.key_order)),
+        "further groups of layers": (one.further_groups, other.further_groups),
     }
     mismatches = [f"{name}: {a!r} at {at_one}, {b!r} at {at_other}" for name, (a, b) in pairs.items() if a != b]
     sizes = f"{one.block_size} at {at_one}, {other.block_size} at {at_other}"
@@ -96,4 +104,6 @@ def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other:
         mismatches.append(f"block_size, not a multiple: {sizes}")
     elif large != small and (one.is_on_gpu or other.is_on_gpu):
         mismatches.append(f"block_size: {sizes}, which only engines on CPUs may have")
+    elif large != small and one.key_order == other.key_order != KeyOrder.PLAIN:
+        mismatches.append(f"block_size: {sizes}, which only engines with cache.key_order plain may have")
     return "; ".join(mismatches) or None

@@ -138,7 +138,7 @@ class DataThread:
             self.is_stalled = isinstance(error, ChunkTimeout)
         except Exception as error:
             # Whatever the error is, the link's transfers must be told of the link's end.
-            logger.exception("a data link broke in an unexpected way")
+            logger.exception("a data link failed unexpectedly")
             reason = f"{type(error).__name__}: {error}"
         finally:
             if self._link is not None:

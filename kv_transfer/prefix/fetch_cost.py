@@ -59,7 +59,8 @@ class FetchCost:
 
     def __init__(self) -> None:
         self._compute = LinearCost()
-        # The favourable assumption: so fetches of other amounts are tried as well, and the line becomes known.
+        # Until enough fetches were observed, fetching counts as cheap, so that fetches of various sizes are tried and
+        # observed.
         self._fetch = LinearCost(is_start_up=True)
         self._num_declined = 0
 

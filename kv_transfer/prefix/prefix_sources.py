@@ -1,6 +1,6 @@
 """The places outside the KV cache where a request's prefix may be, stores and other engines' caches, for the scheduler.
 
-The object keeps books only, in the engine thread: no call blocks or does I/O. A load goes through reserve(), start(),
+The object only keeps state, in the engine thread: no call blocks or does I/O. A load goes through reserve(), start(),
 its report, and end(), in this order; cancel() may come before the report. A reservation that is not started is ended
 at once, by end(request_id, 0).
 """

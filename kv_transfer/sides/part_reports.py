@@ -26,7 +26,8 @@ from kv_transfer.connector.reports import (
 from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.transfer_stats import TransferStats, TransferTimings
 
-# The gravest outcome first. A producer that has finished a request itself has answered the client, in any case.
+# The most serious outcome comes first. RELEASED is the most serious one, because the producer has already answered the
+# client.
 _GRAVITY = (LoadOutcome.RELEASED, LoadOutcome.FAILED, LoadOutcome.CANCELLED, LoadOutcome.LOADED)
 
 _MAX_WANTS: Final = 1024
@@ -86,7 +87,7 @@ class PartReports:
         if len(transfer.received) == self._num_parts(key):
             del self._transfers[key]
             return [FinishedReceiving(key, merge_received(transfer.received))]
-        # The producer may wait for the READY of this part, and send nothing on the others before it.
+        # The producer may be waiting for the READY of this part before it sends anything on the other parts.
         return [PartFailed(key)] if received.outcome is LoadOutcome.FAILED else []
 
     def _add_load(self, request_id: str, loaded: LoadedBlocks) -> list[TransferReport]:
@@ -110,13 +111,13 @@ class WantCounts:
             return True
         self._num_parts[transfer_id] = count
         if len(self._num_parts) > _MAX_WANTS:
-            # The other parts of the oldest fetch never came; the engine that fetches has given up by now.
+            # The other parts of the oldest fetch never came, and the engine that fetches has given up by now.
             del self._num_parts[next(iter(self._num_parts))]
         return False
 
 
 def merge_received(parts: list[ReceivedKV]) -> ReceivedKV:
-    """Return the result of a load whose parts ended so: the gravest outcome, and the tokens that all parts have."""
+    """Merge the results of a load's parts: the most serious outcome, and the tokens that all parts have received."""
     worst = min(parts, key=lambda part: _GRAVITY.index(part.outcome))
     return ReceivedKV(
         outcome=worst.outcome,

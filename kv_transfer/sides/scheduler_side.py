@@ -1,4 +1,4 @@
-"""The connector's scheduler side: it keeps the books of handoffs, in the engine thread."""
+"""The connector's scheduler side: it keeps the state of each handoff, in the engine thread."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class SchedulerSide:
         if params.role is TransferRole.PRODUCER:
             self._new_producers.append((TransferKey.of_handoff(request_id), params, num_prompt_tokens))
 
-    def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> int | None:
         """Return how many tokens come from outside, or that it is too early to tell; see KVConnectorScheduler."""
         request = self._requests.get(request_id)
         if request is None:
-            return 0, False
+            return 0
         if request.params.role is TransferRole.PRODUCER:
-            return (0, False) if request.is_ready else (None, False)
+            return 0 if request.is_ready else None
         if self._num_loading >= self._max_reserved_requests:
-            return None, False
-        return request.num_prompt_tokens - num_local_tokens, True
+            return None
+        return request.num_prompt_tokens - num_local_tokens
 
     def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_local_tokens: int) -> None:
         """Note that a consumer's blocks are allocated; see KVConnectorScheduler."""

@@ -67,7 +67,7 @@ class HostMemoryScheduler:
         """Keep these blocks until end_load()."""
         self._loading.update(block_hashes)
         for block_hash in reversed(block_hashes):
-            # The last blocks of a prefix are worth less than its first ones.
+            # In reverse order, so that the last blocks of a prefix are evicted before its first blocks.
             self._blocks.move_to_end(block_hash)
 
     def end_load(self, block_hashes: Sequence[bytes], num_loaded: int) -> None:

@@ -55,7 +55,7 @@ class PendingLink(Protocol):
 
     @property
     def rendezvous(self) -> str:
-        """Return the address that the consumer connects to, in the transport's own words."""
+        """Return the address that the consumer connects to, in the transport's own format."""
 
     def accept(self, timeout_s: float, opening: Opening | None = None) -> DataLink:
         """Wait for the consumer, and return this end. Raises LinkLost.
@@ -72,10 +72,10 @@ class Transport(Protocol):
         """Return the transport's name, as in KVTransferConfig.transport; both ends must have the same."""
 
     def listen(self, key: KeySource | None = None) -> PendingLink:
-        """Prepare a link, at the producer. Raises LinkLost.
+        """Prepare a link at the producer, for a consumer to connect to. Raises LinkLost.
 
-        key: of the control stream that the link belongs to; both ends prove to each other on every connection of the
-             link that they have it. None: they prove that they know the rendezvous
+        key: the key of the control stream that the link belongs to. On every connection of the link, the two ends prove
+             to each other that they have the key. None: they prove that they know the rendezvous
         """
 
     def connect(

@@ -52,6 +52,7 @@ class Opening:
 
 
 def _wake(awaited: socket.socket | TlsSocket) -> None:
-    # Linux: a socket that listens becomes readable, one that connects fails, one that is connected is at its end.
+    # On Linux, shutdown() makes a listening socket readable, makes a connecting socket fail, and ends a connected
+    # socket's stream.
     with contextlib.suppress(OSError):
         awaited.shutdown(socket.SHUT_RDWR)

@@ -24,7 +24,8 @@ class Pipe:
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Offer tensors, and wait until the consumer has copied them; see DataLink."""
-        del after  # Copies go to the default stream, where the engines compute.
+        # The copies run on the default stream, on which the engines compute as well, so they need not wait for it.
+        del after
         with self._changed:
             self._check()
             self._offered = blocks
@@ -93,7 +94,7 @@ class _PendingPipe:
         self._pipe = pipe
 
     def accept(self, timeout_s: float, opening: Opening | None = None) -> Pipe:
-        del timeout_s, opening  # A pipe needs no second end to exist.
+        del timeout_s, opening  # A pipe exists without its second end.
         return self._pipe
 
 

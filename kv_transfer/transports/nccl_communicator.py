@@ -269,7 +269,7 @@ class Communicator:
         pause_s = _MIN_PAUSE_S
         while True:
             is_over = passed.query()
-            # Asked after the query: an error that let the kernels leave early is known by then.
+            # The error is read after the query: if an error made the kernels end early, it is known by then.
             with self._calls:
                 self._usable_comm().check_async_error()
             if is_over:
@@ -289,8 +289,8 @@ class Communicator:
             if self._last_queued is not None:
                 self._last_queued.synchronize()
         except RuntimeError:
-            # CUDA itself has failed: no kernel runs any more, and the engine's next one says so.
-            logger.exception("the device failed under an NCCL link")
+            # CUDA itself has failed: no kernel runs any more, and the engine's next kernel raises this error.
+            logger.exception("CUDA failed during a transfer over NCCL")
         self._quiet.set()
         if self._comm is not None:
             self._aborted.wait()

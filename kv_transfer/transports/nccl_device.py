@@ -1,4 +1,4 @@
-"""The CUDA device as the NCCL transport uses it: streams of the transport's own, events, memory."""
+"""The CUDA device of the NCCL transport: the transport's own streams, events and memory."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def nccl_report(maps: Path = Path("/proc/self/maps")) -> NcclReport:
     cuda_version = torch.version.cuda
     if cuda_version is None:
         return NcclReport(problem=f"this torch is built for the CPU only; {install_command(None)}")
-    # torch leaves it untyped. A fourth part is a suffix.
+    # torch has no types for this call. A fourth part of the version would be a suffix.
     torch_version = tuple(int(part) for part in torch.cuda.nccl.version()[:3])  # type: ignore[no-untyped-call]
     try:
         cupy, nccl = _import_cupy()
@@ -139,9 +139,9 @@ def mapped_libraries(maps: Path) -> tuple[str, ...]:
     return tuple(sorted(paths))
 
 
-def _import_cupy() -> tuple[ModuleType, Any]:  # cupy has no type stubs
+def _import_cupy() -> tuple[ModuleType, Any]:  # Any: cupy has no type stubs
     with warnings.catch_warnings():
-        # Without a libnccl, cupy warns; nccl.available says the same.
+        # cupy warns if there is no libnccl, but nccl.available reports that too.
         warnings.simplefilter("ignore")
         return importlib.import_module("cupy"), importlib.import_module("cupy.cuda.nccl")
 
@@ -152,7 +152,8 @@ def _find_problem(torch_version: tuple[int, ...], cupy_version: tuple[int, ...],
     if not paths:
         return "no libnccl.so is mapped into this process, so torch and cupy do not share one"
     if cupy_version < torch_version:
-        # torch names what it was compiled with; a later library is fine for it, an earlier one lacks symbols.
+        # torch reports the NCCL version that it was compiled with. A later library works with torch; an earlier one
+        # lacks symbols.
         return (
             f"cupy calls NCCL {_dotted(cupy_version)} ({paths[0]}), older than the {_dotted(torch_version)} that torch "
             "needs: an old libnccl comes before torch's own on the library path"

@@ -41,7 +41,7 @@ class SharedMemoryLink:
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Name the blocks, and wait until the consumer has copied them; see DataLink."""
-        del after  # The CPU computes in order.
+        del after  # The CPU computes in order, so there is nothing to wait for.
         deadline_s = time.monotonic() + timeout_s
         arrays = [_as_bytes(block) for block in blocks]
         runs = self._find_runs(arrays)

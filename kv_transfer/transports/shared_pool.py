@@ -17,9 +17,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import logging
 import mmap
 import os
 import sys
+import threading
 import weakref
 from typing import Final
 
@@ -29,7 +31,12 @@ from torch import Tensor
 
 from kv_transfer.layout import KVCacheLayout
 
+logger = logging.getLogger(__name__)
+
 _FD_DIRECTORY: Final = "/proc/self/fd/"
+_FIRST_BYTES: Final = 256 << 20
+"""The part of a pool whose pages are taken before the pool is used. Blocks are handed out from the pool's beginning."""
+_SLICE_BYTES: Final = 64 << 20
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux 5.1; Python 3.11 does not name it."""
 _MADV_POPULATE_WRITE: Final = 23
@@ -39,9 +46,9 @@ _MADV_POPULATE_WRITE: Final = 23
 def allocate_shared_pool(layout: KVCacheLayout) -> Tensor:
     """Return a KV cache of zeros in a memory file, on the CPU, in the layout's shape and dtype.
 
-    All pages are taken at once, as torch.zeros does and in the same time (docs/decisions/0010): blocks are handed out
-    in turn, so otherwise every transfer would wait for new pages until each block has been used.
-    Raises OSError if the file cannot be made.
+    The pages of the first 256 MiB are taken at once: blocks are handed out in turn, so otherwise every transfer would
+    wait for new pages until each block has been used. take_other_pages() takes the rest (docs/decisions/0010).
+    Raises OSError if the file cannot be made, or if there is not enough memory for the first pages.
     """
     dtype = getattr(torch, layout.dtype)
     assert isinstance(dtype, torch.dtype)
@@ -61,7 +68,8 @@ def _make_file_storage(size_bytes: int) -> torch.UntypedStorage:
         os.fchmod(fd, 0o600)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         storage = torch.UntypedStorage.from_file(f"{_FD_DIRECTORY}{fd}", True, size_bytes)
-        # Sealed after it is mapped here: no later mapping or write() can change it, through any descriptor.
+        # The seal is set after this process's mapping: no later mapping or write() can change the memory through any
+        # descriptor.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
     except RuntimeError as error:
         os.close(fd)
@@ -75,15 +83,52 @@ def _make_file_storage(size_bytes: int) -> torch.UntypedStorage:
 
 
 def _populate(kv_cache: Tensor) -> None:
-    """Take all pages. Raises OSError if memory lacks for them; a later write would end the process by SIGBUS."""
+    """Take the first pages. Raises OSError without enough memory: a later write would end the process by SIGBUS."""
+    if not _take_pages(kv_cache, 0, min(kv_cache.nbytes, _FIRST_BYTES)):
+        kv_cache.zero_()
+
+
+def take_other_pages(kv_cache: Tensor) -> threading.Thread | None:
+    """Take the pages that allocate_shared_pool() left, on a thread that is returned; None if there are none.
+
+    Taking a page changes no byte of it, so blocks can be used meanwhile. If there is not enough memory, the
+    thread logs an error and ends. The process then ends by SIGBUS when a block without memory is written, and another
+    engine continues its requests.
+    """
+    file_name = kv_cache.untyped_storage().filename if kv_cache.device.type == "cpu" else None
+    if file_name is None or kv_cache.nbytes <= _FIRST_BYTES:
+        return None
+    thread = threading.Thread(target=_take_slices, args=(kv_cache,), name="kv-pages", daemon=True)
+    thread.start()
+    return thread
+
+
+def _take_slices(kv_cache: Tensor) -> None:
+    try:
+        for start in range(_FIRST_BYTES, kv_cache.nbytes, _SLICE_BYTES):
+            if not _take_pages(kv_cache, start, min(kv_cache.nbytes, start + _SLICE_BYTES)):
+                return  # _populate() has written zeros over the whole pool.
+    except OSError as error:
+        logger.error(
+            "not enough memory for the rest of the KV cache: lower cache.kv_cache_memory_gib",
+            extra={"reason": str(error), "size_bytes": kv_cache.nbytes},
+        )
+
+
+def _take_pages(kv_cache: Tensor, start: int, stop: int) -> bool:
+    """Take the pages of the pool's bytes from start to stop; False if the kernel cannot (before Linux 5.14).
+
+    start: a multiple of the page size
+    Raises OSError if there is not enough memory.
+    """
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    if madvise(kv_cache.data_ptr(), kv_cache.nbytes, _MADV_POPULATE_WRITE) == 0:
-        return
+    if madvise(kv_cache.data_ptr() + start, stop - start, _MADV_POPULATE_WRITE) == 0:
+        return True
     error_number = ctypes.get_errno()
-    if error_number != errno.EINVAL:
-        raise OSError(error_number, f"a memory file of {kv_cache.nbytes} bytes: {os.strerror(error_number)}")
-    kv_cache.zero_()  # The kernel is too old for MADV_POPULATE_WRITE.
+    if error_number == errno.EINVAL:
+        return False
+    raise OSError(error_number, f"a memory file of {kv_cache.nbytes} bytes: {os.strerror(error_number)}")
 
 
 def open_pool(kv_cache: Tensor) -> int | None:

@@ -309,7 +309,8 @@ def _connect_once(
         with opening.waking(plain):
             plain.settimeout(max(0.001, deadline_s - time.monotonic()))
             plain.connect(address)
-            # A socket that was shut down just before it connects reports that it is connected, and never sends.
+            # A socket that give_up() shuts down just before connect() reports that it is connected, but never sends:
+            # check again.
             opening.check()
         if tls is not None:
             connection = tls.dialling(plain)

@@ -30,7 +30,7 @@ class TcpLink:
 
     def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Send the blocks' bytes, straight from memory; see DataLink."""
-        del after  # The CPU computes in order.
+        del after  # The CPU computes in order, so there is nothing to wait for.
         buffers = [as_buffer(block) for block in blocks]
         header = memoryview(self._next_header(buffers))
         self._stream.send([header, *buffers], time.monotonic() + timeout_s)

@@ -1,1 +1,1 @@
-"""How the processes of one cluster prove to each other that they belong to it."""
+"""Lets the processes of one cluster prove to each other that they belong to the cluster."""

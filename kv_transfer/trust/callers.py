@@ -133,15 +133,16 @@ class Callers(Generic[_T]):
         except OSError as error:
             logger.debug("a connection cannot be accepted", extra={"reason": str(error)})
             with self._lock:
-                self._cut_oldest()  # If this process is out of descriptors, that frees two.
+                self._cut_oldest()  # If this process has no descriptors left, this frees two of them.
             time.sleep(_PAUSE_S)
-            return error.errno not in {errno.EINVAL, errno.EBADF}  # A listener that was shut down, or closed.
+            # These two errors mean that the listener was shut down or closed.
+            return error.errno not in {errno.EINVAL, errno.EBADF}
         connection.setblocking(True)
         host = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "this host"
         try:
             self._begin(connection, host, self._prove[listener])
         except (OSError, RuntimeError) as error:
-            logger.debug("a caller cannot prove itself", extra={"reason": str(error)})
+            logger.debug("cannot start the authentication of a caller", extra={"reason": str(error)})
             connection.close()
         return True
 
@@ -191,7 +192,7 @@ class Callers(Generic[_T]):
                 raise ConnectionAbortedError("another caller has taken its place")
             caller.stream.sendall(_WELCOME)
         except OSError as error:
-            logger.debug("a caller left, or was cut off, before its welcome", extra={"reason": str(error)})
+            logger.debug("a caller's connection ended before the caller was accepted", extra={"reason": str(error)})
             caller.stream.close()
         else:
             self._proven.put(caller)

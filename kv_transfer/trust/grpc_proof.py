@@ -79,7 +79,7 @@ class GrpcAcceptor:
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the gRPC handler for challenges, for the server whose other calls check() protects."""
         service, method = CHALLENGE_METHOD.strip("/").split("/")
-        # A stream of which nothing is read: of a unary call, gRPC would receive the message first.
+        # A stream from which nothing is read: gRPC would receive a unary call's message before this handler runs.
         serve: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(self._answer)
         return grpc.method_handlers_generic_handler(service, {method: serve})
 
@@ -105,7 +105,7 @@ class GrpcAcceptor:
         except Untrusted as error:
             await self._refuse(context, "a challenge", error)
         ticket = self._make_ticket(challenge, acceptor.nonce, self._clock())
-        # The initial metadata would not do: grpc.aio loses them if the call's end arrives with them.
+        # Trailing metadata, because grpc.aio loses the initial metadata if the call's end arrives together with them.
         context.set_trailing_metadata(((_ANSWER, answer), (_TICKET, ticket)))
 
     def _acceptor(self, purpose: Purpose) -> Acceptor:

@@ -73,7 +73,8 @@ class Refusals:
         if last_s is not None and now_s < last_s + _LOG_INTERVAL_S:
             return False
         if last_s is None and len(self._logged) >= _MAX_PEERS and now_s < self._oldest_s() + _LOG_INTERVAL_S:
-            return False  # The most peers that are remembered were logged within a minute: no further ones are.
+            # All peers that can be remembered were logged within the last minute, so no further peer is logged.
+            return False
         self._logged[kind, host] = now_s
         self._logged.move_to_end((kind, host))
         if len(self._logged) > _MAX_PEERS:

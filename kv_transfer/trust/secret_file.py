@@ -56,7 +56,10 @@ class FileSecrets:
         try:
             accepted = read_secret_file(self._path)
         except SecretUnusable as error:
-            logger.error("the cluster's secrets stay as they were", extra={"path": path, "error": str(error)})
+            logger.error(
+                "cannot read the cluster's secret file: the earlier secrets stay valid",
+                extra={"path": path, "error": str(error)},
+            )
             return
         self._secrets.replace(accepted)
         logger.info("the cluster's secrets were read", extra={"path": path, "num_secrets": len(accepted)})

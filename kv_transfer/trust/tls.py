@@ -127,7 +127,10 @@ class InternalTls:
                 try:
                     self._current = _Contexts(self._source.read())
                 except TlsUnusable as error:
-                    logger.error("the cluster's certificates stay as they were", extra={"error": str(error)})
+                    logger.error(
+                        "cannot use the cluster's new certificates: the earlier ones stay in use",
+                        extra={"error": str(error)},
+                    )
             return self._current
 
 

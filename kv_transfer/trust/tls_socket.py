@@ -1,4 +1,4 @@
-"""A connected socket with TLS that behaves as a plain one: one thread reads, another writes, any shuts it down.
+"""A connected TLS socket that behaves as a plain one: one thread reads, one writes, and any thread may shut it down.
 
 An OpenSSL connection must not be read and written at the same time, and Python 3.11 does not guard it. So OpenSSL works
 on memory here, under a lock, and never blocks. Plain calls of the socket move the bytes on the wire, outside the lock,
@@ -58,7 +58,7 @@ class TlsSocket:
             except ssl.SSLWantReadError:
                 self._flush(deadline_s)
             except ssl.SSLError:
-                # OpenSSL's alert tells the other end why.
+                # The alert that OpenSSL has written tells the other end why the handshake failed.
                 with contextlib.suppress(OSError):
                     self._flush(deadline_s)
                 raise

@@ -87,7 +87,7 @@ async def read(server: EngineServer, what: Callable[[Any], Any]) -> Any:
 
 
 def cache_of(server: EngineServer) -> Tensor:
-    executor: Any = server._core and server._core.executor
+    executor: Any = server._core.executor
     cache: Tensor = executor._worker.runner.kv_cache
     return cache
 

@@ -165,6 +165,7 @@ class BlockingWorker:
         self.runner = self
         self.max_model_len, self.vocab_size, self.eos_token_ids, self.layout = 8, 8, (0,), None
         self.images = None
+        self.attention_backend, self.attention_reason = "torch", ""
         self.dtype = "float32"
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

@@ -16,7 +16,7 @@ import pytest
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_server import EngineServer
-from actors.errors import ProfileUnderWay
+from actors.errors import EngineNotStarted, ProfileUnderWay
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
@@ -60,3 +60,15 @@ async def test_a_running_engine_is_profiled_and_forgets_its_prefixes(checkpoint:
     finally:
         await session.close()
         await engine.stop()
+
+
+async def test_an_engine_that_has_not_started_says_so_and_can_be_stopped(checkpoint: Callable[[str], Path]) -> None:
+    engine = EngineServer(engine_config(checkpoint("llama")), "decode-0", 1, TRUST)
+    with pytest.raises(EngineNotStarted, match="engine decode-0 has not started yet"):
+        engine.facts.request_limits  # noqa: B018
+    with pytest.raises(EngineNotStarted):
+        await engine.reset_prefix_cache(preempt=False)
+    with pytest.raises(EngineNotStarted):
+        await engine.profile(0.1, with_trace=False)
+    assert engine.is_idle
+    await engine.stop()

@@ -269,5 +269,8 @@ def test_ranks_that_sample_different_tokens_end_the_engine(
         return RankStep(token_ids + 1, None)
 
     monkeypatch.setattr(rank_loop, "RankStep", answer)
-    with running(checkpoint("llama"), RankThreads) as engine, pytest.raises(RanksDisagree, match="rank 1 sampled"):
+    with (
+        running(checkpoint("llama"), RankThreads) as engine,
+        pytest.raises(RanksDisagree, match="rank 1 and rank 0 sampled"),
+    ):
         engine.generate(random_prompt(30), 4)

@@ -153,7 +153,9 @@ def test_rules_that_leave_the_grammar_no_token_end_their_request_alone(
         end = pair.answers["ruled"].last["decode"]
         assert end.finish_reason is FinishReason.ERROR
         assert end.end_cause is EndCause.REQUEST_AT_FAULT
-        assert f"after {num_tokens} others; grammar, allowed_token_ids and bad_words leave none" in str(end.error)
+        assert f"after {num_tokens} tokens; grammar, allowed_token_ids and bad_words together allow no token" in str(
+            end.error
+        )
         assert pair.answers["free"].token_ids == greedy_tokens(directory, tuple(PROMPTS["free"]), NUM_TOKENS)
 
 

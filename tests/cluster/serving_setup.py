@@ -78,7 +78,7 @@ def _engine_ids(route: Route[EngineT]) -> list[str]:
 
 
 def make_version(version: int, model: ModelDescription = MODEL, router: Router | None = None) -> ModelVersion:
-    processor = InputProcessor(model, ModelTokenizer(byte_tokenizer()), clock=lambda: 1000.0)
+    processor = InputProcessor(model, ModelTokenizer(byte_tokenizer(), use_fastokens=True), clock=lambda: 1000.0)
     return ModelVersion(version, processor, router or LeastLoadedPair())
 
 

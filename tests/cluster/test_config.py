@@ -54,6 +54,38 @@ def test_a_prefill_engine_without_a_decode_engine_is_refused() -> None:
     assert "prefill.count is 1 and decode.count is 0" in mistake
 
 
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        (
+            {"prefill": {"cache": {"key_order": "plain"}}, "decode": {"cache": {"key_order": "transposed"}}},
+            "prefill.cache.key_order is plain and decode.cache.key_order is transposed",
+        ),
+        (
+            {"cache": {"key_order": "plain"}, "decode": {"cache": {"key_order": "transposed"}}},
+            "cache.key_order is plain and decode.cache.key_order is transposed",
+        ),
+    ],
+)
+def test_two_orders_of_keys_are_refused_with_the_names_of_both_settings(
+    overrides: dict[str, object], names: str
+) -> None:
+    (mistake,) = mistakes(None, **overrides)
+    assert mistake.startswith(f"cluster: {names}: engines exchange blocks as they are")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"decode": {"cache": {"key_order": "transposed"}}},
+        {"cache": {"key_order": "transposed"}, "decode": {"cache": {"block_size": 32}}},
+        {"cache": {"key_order": "plain"}, "both": {"count": 0, "cache": {"key_order": "transposed"}}},
+    ],
+)
+def test_one_order_of_keys_may_be_named_for_some_roles_only(overrides: dict[str, object]) -> None:
+    assert load_cluster_config(None, overrides)
+
+
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     (mistake,) = mistakes(None, model={"model": str(tmp_path)})
     assert "no config.json" in mistake

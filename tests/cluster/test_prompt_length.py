@@ -37,7 +37,7 @@ def _template(messages: list[dict[str, JSON]], variables: dict[str, JSON]) -> st
     return "".join(f"<{message['content']}>" for message in messages)
 
 
-PROCESSOR = InputProcessor(MODEL, ModelTokenizer(bos_tokenizer(), _template))
+PROCESSOR = InputProcessor(MODEL, ModelTokenizer(bos_tokenizer(), _template, use_fastokens=True))
 
 
 async def taken(

@@ -192,7 +192,7 @@ import cluster.api.process
 from cluster.config import DEMO_MODEL
 from cluster.text.model_tokenizer import ModelTokenizer
 assert importlib.util.find_spec("triton") is None
-tokenizer = ModelTokenizer.from_directory(DEMO_MODEL).backend
+tokenizer = ModelTokenizer.from_directory(DEMO_MODEL, use_fastokens=True).backend
 num_tokens = tokenizer.get_vocab_size()
 is_ready = threading.Event()
 manager = XGrammarManager.of_checkpoint(

@@ -20,6 +20,9 @@ NODE_DEATH_S: Final = 20.0
 
 _BIN: Final = Path(sys.executable).parent
 _RAY_TIMEOUT_S: Final = 60.0
+_STARTED: Final = "Ray runtime started"
+_TOO_SLOW: Final = "The current node timed out during startup"
+_MAX_STARTS: Final = 3
 _RAY_SETTINGS: Final = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -112,10 +115,31 @@ class RayHosts:
         self.start(number, *self._started_with[number])
 
     def wait_started(self) -> None:
-        """Until every host that was told to start Ray has."""
-        for process in self.ray_processes.values():
-            if not any("Ray runtime started" in line for line in process.lines):
-                process.wait_for_line("Ray runtime started", _RAY_TIMEOUT_S)
+        """Wait until every host that was told to start Ray has started it.
+
+        Ray gives a node up that has not registered after 30 s, as on a busy machine: it is started again, as Kubernetes
+        starts a container again that has ended.
+        """
+        for number in list(self.ray_processes):
+            for _ in range(_MAX_STARTS - 1):
+                if self._has_started(number):
+                    break
+                self.start_again(number)
+            else:
+                assert self._has_started(number), self.ray_processes[number].lines
+
+    def _has_started(self, number: int) -> bool:
+        """Wait until Ray on this host has started, or has given up its start because it took too long."""
+        process = self.ray_processes[number]
+        if any(_STARTED in line for line in process.lines):
+            return True
+        try:
+            process.wait_for_line(_STARTED, _RAY_TIMEOUT_S)
+        except AssertionError:
+            if any(_TOO_SLOW in line for line in process.lines):
+                return False
+            raise
+        return True
 
     def raypd(self, *arguments: str) -> HostProcess:
         """Run our command on the head's host, which knows the Ray cluster."""

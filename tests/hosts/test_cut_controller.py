@@ -1,4 +1,7 @@
-"""The controller's host is cut off from the network: it must not take its own silence for everybody else's death."""
+"""The controller's host is cut off from the network, or its raylet is stuck.
+
+The controller must not take its own silence for everybody else's death; once Ray has started another one, it must end.
+"""
 
 from __future__ import annotations
 
@@ -61,10 +64,32 @@ async def test_when_the_controllers_host_is_lost_it_goes_on_elsewhere_with_the_e
                 await status_becomes(client, lambda s: states(s).items() >= gone.items(), _BACK_TIMEOUT_S)
             await asyncio.to_thread(served.ray.ray_processes[number].wait, _BACK_TIMEOUT_S)
             served.ray.start_again(number)
+            await asyncio.to_thread(served.ray.wait_started)
             after = {engine.engine_id: (engine.incarnation, "ready") for engine in before.engines}
             after[lost.engine_id] = (lost.incarnation + 1, "ready")
             await status_becomes(client, lambda s: states(s) == after, _BACK_TIMEOUT_S)
         logger.info("%s", seen.report())
         assert max(seen.pauses_s) < ENGINE_TIMEOUT_S + 1.0
         await status_becomes(client, is_idle, _IDLE_TIMEOUT_S)
+    assert served.number_of_controller() != number
+
+
+async def test_a_controller_that_ray_has_replaced_ends_though_nobody_ends_its_process(served: Served) -> None:
+    number = served.number_of_controller()
+    host = served.ray.hosts[number]
+    [old] = host.processes("ray::Controller")
+    [raylet] = host.processes("raylet/raylet")
+    async with GenerateClient(served.address) as client:
+        before = await client.status()
+        [lost] = [engine for engine in before.engines if served.host_at(engine.address) is host]
+        # Ray declares the node dead, whose processes run on and reach everybody: only the raylet would end them.
+        raylet.suspend()
+        await asyncio.to_thread(old.wait, NODE_DEATH_S + _BACK_TIMEOUT_S)
+        gone = {lost.engine_id: (lost.incarnation + 1, "pending")}
+        await status_becomes(client, lambda s: states(s).items() >= gone.items(), _BACK_TIMEOUT_S)
+        served.ray.start_again(number)
+        await asyncio.to_thread(served.ray.wait_started)
+        after = {engine.engine_id: (engine.incarnation, "ready") for engine in before.engines}
+        after[lost.engine_id] = (lost.incarnation + 1, "ready")
+        await status_becomes(client, lambda s: states(s) == after, _BACK_TIMEOUT_S)
     assert served.number_of_controller() != number

@@ -18,14 +18,17 @@ logger = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.more, pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(280)]
 
-_REPLACED_S = HEARTBEAT_TIMEOUT_S + 15.0
+_RAYS_PATIENCE = 40
+"""The number of health checks, one each two seconds while a node is silent, after which Ray calls a node dead."""
+_REPLACED_S = HEARTBEAT_TIMEOUT_S + 45.0
+"""The time for a replacement, which has to be over before Ray calls the node dead."""
 _JOINED_S = 90.0
 _IDLE_TIMEOUT_S = 20.0
 
 
 @pytest.fixture(scope="module")
 def served(serving: Callable[..., AbstractContextManager[Served]]) -> Iterator[Served]:
-    with serving(ROOMY, settings={"RAY_health_check_failure_threshold": "40"}) as started:
+    with serving(ROOMY, settings={"RAY_health_check_failure_threshold": str(_RAYS_PATIENCE)}) as started:
         yield started
 
 
@@ -78,6 +81,7 @@ async def test_an_engine_without_a_node_says_what_it_needs_until_one_comes(serve
             # Decode engines do without it.
             await seen.flows(NUM_WORKERS * NUM_TOKENS)
             served.ray.start_again(1)
+            await asyncio.to_thread(served.ray.wait_started)
             ready = {"prefill-0": (2, "ready")}
             await status_becomes(client, lambda s: states(s).items() >= ready.items(), _JOINED_S)
         logger.info("%s", seen.report())

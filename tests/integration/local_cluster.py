@@ -36,7 +36,7 @@ class LocalCluster:
 
 @asynccontextmanager
 async def local_cluster(
-    config: EngineConfig, *decode_configs: EngineConfig, moves_preempted: bool = True, trust: Trust = TRUST
+    config: EngineConfig, *decode_configs: EngineConfig, migrates_preempted: bool = True, trust: Trust = TRUST
 ) -> AsyncIterator[LocalCluster]:
     """One prefill engine, and a decode engine of each of these configurations, or one of the same."""
     engines = {"prefill-0": EngineServer(config, "prefill-0", 1, trust)}
@@ -52,10 +52,10 @@ async def local_cluster(
         await pool.update(membership)
         facts = engines["decode-0"].facts
         description = ModelDescription.of("test", facts)
-        tokenizer = ModelTokenizer.from_directory(Path(config.model.model))
+        tokenizer = ModelTokenizer.from_directory(Path(config.model.model), use_fastokens=True)
         router = PrefixAwarePair(facts.layout.block_size, hash_key=BlockHashKey(trust.block_hash_key))
         versions = ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router))
-        planner = MigrationPlanner(pool.stats) if moves_preempted else None
+        planner = MigrationPlanner(pool.stats) if migrates_preempted else None
         serving = Serving(versions, pool, IngressConfig(), migration_planner=planner)
         yield LocalCluster(serving, pool, engines)
     finally:

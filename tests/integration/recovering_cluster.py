@@ -186,7 +186,7 @@ class RecoveringCluster:
         await asyncio.gather(*(self._start(engine_id) for engine_id in engine_ids))
         facts = next(iter(self.engines.values())).facts
         description = ModelDescription.of("test", facts)
-        tokenizer = ModelTokenizer.from_directory(Path(self._config.model.model))
+        tokenizer = ModelTokenizer.from_directory(Path(self._config.model.model), use_fastokens=True)
         adapters = AdapterDirectory(self._config.lora)
         images = open_prompt_images(Path(self._config.model.model), ImageConfig())
         self._input_processor = InputProcessor(description, tokenizer, adapters=adapters, images=images)

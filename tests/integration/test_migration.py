@@ -41,10 +41,12 @@ def _config(directory: Path, num_blocks: int, *, overlap: bool) -> EngineConfig:
 
 
 @asynccontextmanager
-async def unequal_cluster(directory: Path, *, moves: bool = True, overlap: bool = False) -> AsyncIterator[LocalCluster]:
+async def unequal_cluster(
+    directory: Path, *, migrates: bool = True, overlap: bool = False
+) -> AsyncIterator[LocalCluster]:
     """decode-0 has room for two requests of full length, and decode-1 for many. In the end all blocks are free."""
     roomy, narrow = _config(directory, 400, overlap=overlap), _config(directory, 44, overlap=overlap)
-    async with local_cluster(roomy, narrow, roomy, moves_preempted=moves) as cluster:
+    async with local_cluster(roomy, narrow, roomy, migrates_preempted=migrates) as cluster:
         yield cluster
         for name, stats in (await until_idle(cluster)).items():
             assert stats.num_free_blocks == stats.num_blocks, name
@@ -83,21 +85,21 @@ async def test_preempted_requests_move_with_their_kv_and_keep_their_tokens(
             stats = await until_idle(cluster)
             if stats["decode-1"].prefix_cache_stats.loaded:
                 break
-        assert cluster.serving.num_moves > 0
-        assert stats["decode-0"].num_preemptions >= cluster.serving.num_moves
+        assert cluster.serving.num_migrations > 0
+        assert stats["decode-0"].num_preemptions >= cluster.serving.num_migrations
         assert stats["decode-1"].prefix_cache_stats.loaded > 0, "nothing was fetched"
         sent = stats["decode-0"].transfer_stats
         assert sent is not None
         assert sent.num_sent_blocks * _BLOCK_SIZE >= stats["decode-1"].prefix_cache_stats.loaded
 
 
-async def test_with_moves_switched_off_everybody_stays(checkpoint: _CheckpointOf) -> None:
+async def test_with_migration_switched_off_everybody_stays(checkpoint: _CheckpointOf) -> None:
     directory = checkpoint("llama")
-    async with unequal_cluster(directory, moves=False) as cluster:
+    async with unequal_cluster(directory, migrates=False) as cluster:
         await _answer_all(cluster, range(8), directory)
         stats = await until_idle(cluster)
         assert stats["decode-0"].num_preemptions > 0
-        assert (cluster.serving.num_moves, stats["decode-1"].prefix_cache_stats.loaded) == (0, 0)
+        assert (cluster.serving.num_migrations, stats["decode-1"].prefix_cache_stats.loaded) == (0, 0)
 
 
 class _MoveWatch(logging.Handler):

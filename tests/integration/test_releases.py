@@ -144,7 +144,9 @@ async def _stage(directory: Path) -> AsyncIterator[Stage]:
         core = build_engine_core(config, address, hub.control(address), lambda: None, trust=TRUST)
         engines[role] = SteppedEngine(role, core)
     facts = engines[EngineRole.DECODE].core.executor.facts
-    processor = InputProcessor(ModelDescription.of("test", facts), ModelTokenizer.from_directory(directory))
+    processor = InputProcessor(
+        ModelDescription.of("test", facts), ModelTokenizer.from_directory(directory, use_fastokens=True)
+    )
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
     serving = Serving(versions, FakePool(*engines.values()), IngressConfig())
     try:

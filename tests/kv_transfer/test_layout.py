@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kv_transfer.layout import KVCacheLayout, piece_ids, piece_runs, piece_size, plan_transfer, rank_kv_heads
+from kv_transfer.layout import (
+    KeyOrder,
+    KVCacheLayout,
+    KVGroup,
+    piece_ids,
+    piece_runs,
+    piece_size,
+    plan_transfer,
+    rank_kv_heads,
+)
 
 NUM_BLOCKS = 24
 TP_SIZES = (1, 2, 3, 4, 6, 8)
@@ -159,3 +168,17 @@ def test_a_layout_knows_its_heads() -> None:
     layout = layouts_of(2, 8, 16, 2, 4)[5]
     assert (layout.total_num_kv_heads, layout.kv_heads) == (2, range(1, 2))
     assert replace(layout, tp_size=1, tp_rank=0, num_replicas=1, num_kv_heads=6).kv_heads == range(6)
+
+
+def test_blocks_whose_bytes_mean_something_else_have_another_content_key() -> None:
+    (layout,) = layouts_of(2, 1, 16, 2, 4)
+    group = KVGroup(num_layers=1, num_kv_heads=1, key_size=576, value_size=0, dtype="uint16")
+    others = [
+        replace(layout, key_order=KeyOrder.TRANSPOSED),
+        replace(layout, further_groups=(group,)),
+        replace(layout, block_size=32),
+        replace(layout, model_fingerprint="n"),
+    ]
+    keys = [one.content_key for one in (layout, *others)]
+    assert len(set(keys)) == len(keys)
+    assert replace(layout, num_blocks=7).content_key == layout.content_key

@@ -59,7 +59,7 @@ class HttpServers:
 
     def _server(self, port: int) -> HttpServer:
         config = HttpConfig(port=port, keep_alive_interval_s=_KEEP_ALIVE_INTERVAL_S)
-        return HttpServer(self._serving, view_of(self._serving), config, slow_reader_timeout_s=60.0)
+        return HttpServer(self._serving, view_of(self._serving), config, slow_reader_timeout_s=60.0, host="127.0.0.1")
 
 
 async def http_visit(

@@ -120,7 +120,7 @@ class BlockPool:
             block.ref_cnt += 1
 
     def free(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Let go of a request's blocks, given in the order of its tokens. Raises IntegrityError on a free one."""
+        """Release a request's blocks, given in token order. Raises IntegrityError if one is free already."""
         for block in reversed(blocks):
             if block.ref_cnt <= 0:
                 raise IntegrityError(f"block {block.block_id} is freed twice")

@@ -154,11 +154,11 @@ class KVCacheManager:
             return []
         num_new_blocks = max(num_new_blocks, 0)
         num_wanted = max(num_new_blocks, self.num_blocks_for(num_slots_that_must_fit) - num_held)
-        # A free block of the hit leaves the free queue as well.
+        # A block of the hit that is free leaves the free queue too, so it counts against the free blocks.
         num_wanted += sum(block.ref_cnt == 0 for block in new_computed_blocks) + num_headroom_blocks
         if num_wanted > self.block_pool.num_free_blocks:
             return None
-        # The hit is taken first: what get_free_blocks gives away must not be part of it.
+        # The hit is taken first, so that get_free_blocks() cannot return blocks of the hit.
         self.block_pool.touch(new_computed_blocks)
         new_blocks = self.block_pool.get_free_blocks(num_new_blocks)
         held = self._blocks.setdefault(request.request_id, [])

@@ -1,1 +1,1 @@
-"""Guessed tokens: how many a request gets, and which of them count."""
+"""Draft tokens of speculative decoding: how many a request gets, and which of them are used."""

@@ -1,8 +1,8 @@
-"""How many tokens are guessed for each running request.
+"""Decides how many tokens to draft for each running request (speculative decoding).
 
-A guess costs its part of a forward, right or wrong. So it is made only as long as it is likely to be right, as the
-request's own guesses have fared lately, and only as many are made in one step as the engine can check beside its other
-work: with one request running there is room for many, with a full batch for none.
+A draft token costs its share of a forward pass, whether it is accepted or not. So a token is drafted only if it is
+likely to be accepted, judged by how many of the request's recent draft tokens were. And a step drafts only as many
+tokens as the engine can verify beside its other work: many for a single running request, none in a full batch.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from actors.core.requests.running_rows import RunningRows
 from actors.core.requests.structured_output import StructuredOutputManager, cut_drafts
 
 _DECAY: Final = 0.97
-"""Per step: what was seen thirty-three steps ago counts a third, so who was given up is tried again in time."""
+"""The factor by which old results lose weight at each step: results 33 steps ago count a third.
+
+So a request whose draft tokens were refused gets new ones after a while.
+"""
 _PRIOR_TRIED: Final = 2.0
 _PRIOR_RIGHT: Final = 1.4
 
 
 class DraftControl:
-    """Chooses numbers of guesses, and learns what became of them.
+    """Chooses how many tokens to draft, and learns how many of them were accepted.
 
-    Invariant: tried and right belong to the request whose epoch its row has here; for another one they begin anew.
+    Invariant: the counts of a row belong to the request with the epoch that is stored for the row; when a request with
+    another epoch has the row, the counts begin anew.
     """
 
     def __init__(self, config: SpeculativeConfig, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """max_num_seqs, max_num_batched_tokens: of a step"""
+        """max_num_seqs, max_num_batched_tokens: the limits of a step, see SchedulerConfig"""
         self._config = config
         self._max_num_batched_tokens = max_num_batched_tokens
         self._epochs = np.zeros(max_num_seqs, dtype=np.int64)
@@ -38,13 +42,13 @@ class DraftControl:
         self._right = np.zeros(max_num_seqs)
 
     def choose(self, rows: RunningRows, batch: StepBatch) -> np.ndarray | None:
-        """Return how many tokens to guess for each request of a step after it, [num_requests] int64; None: for nobody.
+        """Return how many tokens to draft after a step for each of its requests, [num_requests] int64; None for none.
 
-        Only those that get a token in this step have a next one to guess; the last token they may have is not guessed,
-        since the token before it brings it anyway.
+        Only requests that get a token in the step can have draft tokens. The last token that a request may have is not
+        drafted, since the step that verifies the token before it samples it.
         """
         num_running = max(1, len(rows))
-        # Nobody's guesses take the token that another one decodes.
+        # Draft tokens get only the part of a step that the running requests' own tokens leave.
         num_spare = self._max_num_batched_tokens - num_running
         limit = min(self._config.num_tokens, min(self._config.max_step_tokens, num_spare) // num_running)
         if limit == 0:
@@ -55,19 +59,19 @@ class DraftControl:
         num_possible = np.where(gets_token & rows.may_draft[indices], np.minimum(num_left, limit), 0)
         if not (num_possible > 0).any():
             return None
-        # The fuller the step the dearer is a guess, and the surer it must be.
+        # The fuller the step, the more a draft token costs, and the more likely its acceptance has to be.
         share = num_running / self._config.max_step_tokens
         min_chance = self._config.min_acceptance + (1 - self._config.min_acceptance) * share
         chosen: np.ndarray = np.minimum(num_possible, self._num_likely(indices, batch.epochs, min_chance))
         return chosen if (chosen > 0).any() else None
 
     def learn(self, row: int, num_drafted: int, num_accepted: int) -> None:
-        """Take in how a request's guesses fared: those after the first wrong one were not really tried."""
+        """Count a request's accepted draft tokens. Those after the first refused one do not count as tried."""
         self._tried[row] += min(num_accepted + 1, num_drafted)
         self._right[row] += num_accepted
 
     def _num_likely(self, indices: np.ndarray, epochs: np.ndarray, min_chance: float) -> np.ndarray:
-        """How many guesses in a row are all right with at least this probability."""
+        """Return how many draft tokens in a row are all accepted with at least this probability, for each request."""
         is_known = self._epochs[indices] == epochs
         self._epochs[indices] = epochs
         tried = self._tried[indices] = self._tried[indices] * is_known * _DECAY
@@ -79,16 +83,16 @@ class DraftControl:
 
 
 def make_draft_control(config: SchedulerConfig) -> DraftControl | None:
-    """None if nothing is guessed."""
+    """Return the configured control, or None without speculative decoding."""
     if config.speculative is None:
         return None
     return DraftControl(config.speculative, config.max_num_seqs, config.max_num_batched_tokens)
 
 
 def take_drafts(drafts: DraftTokenIds, rows: RunningRows, grammars: StructuredOutputManager | None) -> None:
-    """Let running requests have what was guessed for them, as far as their grammars allow it; others are ignored.
+    """Give running requests their draft tokens, up to the first one that a request's grammar forbids.
 
-    Where guesses are filled up with NO_TOKEN to a common length, what stands before these counts.
+    Requests that do not run are ignored. draft_token_ids may be padded with NO_TOKEN; only the tokens before it count.
     """
     for request_id, token_ids in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
         request = rows.by_id.get(request_id)

@@ -84,11 +84,11 @@ class EncoderStep:
         for input_id in chosen.input_ids:
             self.cache.allocate(request, input_id)
         for input_id, feature in enumerate(request.mm_features):
-            # An item that a chunk shows twice is encoded once and held twice.
+            # An item that appears twice in a chunk is encoded once, and counted as held twice.
             if feature.end > num_computed_tokens and feature.offset < num_computed_tokens + chosen.num_new_tokens:
                 self.cache.check_and_update_cache(request, input_id)
         if chosen.input_ids:
-            # A victim may have passed items on to this request.
+            # This request may already have items here that it got from a preempted request.
             self.inputs.setdefault(request.request_id, []).extend(chosen.input_ids)
         self.budget -= chosen.num_embeds
 

@@ -1,1 +1,1 @@
-"""Loads from other engines and from stores: KV of handoffs, prefixes, embeddings of images."""
+"""Loads from other engines and from stores: KV of handoffs, cached prefixes, and embeddings of images."""

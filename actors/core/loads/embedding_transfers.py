@@ -1,4 +1,4 @@
-"""Embeddings that travel between engines: their blocks at both ends, while a link moves them.
+"""Transfers of images' embeddings between engines, and the blocks that they take at both ends.
 
 An engine that prefills fetches the embeddings of an image from the encode engine that computed them
 (actors/sessions/remote_encoding.py). The bytes go through blocks of both engines' KV caches
@@ -12,8 +12,8 @@ fetching engine reports why it got nothing, and encodes the image itself. A fetc
 cancelled, and its blocks are free when the transfer has drained.
 
 A transfer takes blocks only if the running requests and the first waiting one have enough without them, so images
-never hold up requests. The blocks are pinned, and need no one to free them: the bytes go into blocks that the other end
-has reserved already.
+never delay requests. The blocks are pinned, but they become free without any further block: the bytes go into blocks
+that the fetching engine has reserved before.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from kv_transfer.transfer_stats import TransferTimings
 _MAX_STAGED: Final = 0.5
 """Largest part of all blocks that transfers of embeddings may hold."""
 _NUM_STEPS: Final = 8
-"""About how many steps a transfer takes: the running requests keep the blocks that they need in that time."""
+"""About how many steps a transfer takes; the blocks that running requests need in that time are left to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The facts by which an engine sends and fetches embeddings.
+    """The values that an engine needs to send and fetch embeddings.
 
-    identity: begins the names of the engine's fetches; slot_size_bytes: size of one token in the KV cache
+    identity: the prefix of the ids of the engine's fetches, which no other engine has
+    slot_size_bytes: size of one token's KV in the cache
     kept_embeddings: the embeddings that other engines fetch from this one
     """
 
@@ -58,7 +59,9 @@ class Staging:
 class Fetched:
     """The result of a fetch.
 
-    data: the bytes; None if the fetch failed, for `reason`. timings: None if no transfer came to its end
+    data: the bytes; None if the fetch failed
+    reason: why the fetch failed; empty if it did not
+    timings: None if no transfer was completed
     """
 
     data: bytes | None
@@ -68,9 +71,11 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingFetch:
-    """One image's embeddings to fetch.
+    """A fetch of one image's embeddings.
 
-    num_bytes: size of the embeddings; deadline_s: by the engine's clock
+    peer: the engine that has them
+    num_bytes: size of the embeddings
+    deadline_s: seconds by the engine's clock
     on_over: called once with the result, on the engine's thread
     """
 
@@ -92,7 +97,11 @@ class EmbeddingTransfers:
     """The transfers of embeddings of one engine; only the engine thread may call it."""
 
     def __init__(self, staging: Staging | None, kv_cache_manager: KVCacheManager, want_timeout_s: float) -> None:
-        """staging: None if nothing is fetched or sent; want_timeout_s: how long a peer's fetch waits for blocks."""
+        """Begin without transfers.
+
+        staging: None if the engine fetches and sends nothing
+        want_timeout_s: how long another engine's fetch waits here for free blocks
+        """
         self._staging = staging
         self._kv = kv_cache_manager
         self._want_timeout_s = want_timeout_s
@@ -114,14 +123,14 @@ class EmbeddingTransfers:
     def begin(self, fetch: EmbeddingFetch) -> None:
         """Fetch an image's embeddings as soon as enough blocks are free."""
         if self._staging is None:
-            fetch.on_over(Fetched(None, "this engine has no links"))
+            fetch.on_over(Fetched(None, "this engine has no links to other engines"))
         elif self._num_blocks_for(fetch) > self._max_num_blocks:
             self._fail(fetch, f"{fetch.num_bytes} bytes do not fit into half of the KV cache")
         else:
             self._queued[fetch] = None
 
     def cancel(self, fetch: EmbeddingFetch, reason: str = "it is not wanted any more") -> None:
-        """End a fetch, if it is not over. Its on_over is called once the fetch holds no block any more."""
+        """End a fetch, if it is not over. Its on_over() is called when the fetch holds no blocks any more."""
         if fetch in self._queued:
             del self._queued[fetch]
             self._fail(fetch, reason)
@@ -132,7 +141,7 @@ class EmbeddingTransfers:
                 self._cancels.append(key)
 
     def on_want(self, want: WantedFetch, mm_hash: str, now_s: float) -> None:
-        """Take in another engine's fetch of an image's embeddings; proceed() answers the fetch."""
+        """Note another engine's fetch of an image's embeddings; proceed() answers it."""
         key = want.answer_key
         if self._staging is not None and key not in self._wants and key not in self._sending:
             self._wants[key] = _Want(want, mm_hash, now_s + self._want_timeout_s)
@@ -149,7 +158,7 @@ class EmbeddingTransfers:
         for fetch in [fetch for fetch in (*self._queued, *self._loading.values()) if fetch.deadline_s <= now_s]:
             self.cancel(fetch, "the embeddings did not come in time")
         num_spare_blocks = self._num_spare_blocks(queues, blocked)
-        # First come, first served, or a large image would never be sent.
+        # Fetches are answered in the order of their arrival: otherwise the engine might never send a large image.
         for key, wanted in list(self._wants.items()):
             num_blocks_sent = self._answer(wanted, num_spare_blocks, is_late=wanted.deadline_s <= now_s)
             if num_blocks_sent is None:
@@ -173,7 +182,7 @@ class EmbeddingTransfers:
         return metadata
 
     def on_sent(self, key: TransferKey) -> bool:
-        """Free the blocks of a transfer that has sent its embeddings, or failed; returns whether it was under way."""
+        """Free the blocks of a transfer that has sent its embeddings, or failed. Returns whether it was under way."""
         if key not in self._sending:
             return False
         self._sending.remove(key)
@@ -181,7 +190,7 @@ class EmbeddingTransfers:
         return True
 
     def on_received(self, report: FinishedReceiving) -> bool:
-        """End a fetch and free its blocks, which no link uses any more; returns whether the fetch was under way."""
+        """End a fetch and free its blocks, which no link uses any more. Returns whether the fetch was under way."""
         key, received, data = report.key, report.received, report.data
         fetch = self._loading.pop(key, None)
         if fetch is None:
@@ -202,7 +211,7 @@ class EmbeddingTransfers:
         return key in self._sending
 
     def __bool__(self) -> bool:
-        """Whether anything is under way."""
+        """Whether any transfer or fetch is under way."""
         return bool(self._queued or self._loading or self._wants or self._sending)
 
     def holders(self) -> set[TransferKey]:
@@ -210,7 +219,7 @@ class EmbeddingTransfers:
         return {*self._loading, *self._sending}
 
     def num_blocks(self) -> int:
-        """Blocks that a preemption cannot free."""
+        """Return how many blocks the transfers hold; preemption cannot free them."""
         return sum(self._kv.num_pinned_by(key) for key in self.holders())
 
     def next_deadline(self) -> float | None:
@@ -222,7 +231,7 @@ class EmbeddingTransfers:
     # -- one transfer --------------------------------------------------------------------------------------------
 
     def _start(self, fetch: EmbeddingFetch, num_blocks: int) -> None:
-        assert self._staging is not None, "nothing is queued without"
+        assert self._staging is not None, "no fetch is queued without staging"
         del self._queued[fetch]
         self._num_started += 1
         transfer_id = f"embeddings-{self._staging.identity}-{self._num_started}"
@@ -235,8 +244,8 @@ class EmbeddingTransfers:
         self._reservations.append(Reservation(key, params, block_ids, 0, num_tokens, wanted))
 
     def _answer(self, wanted: _Want, num_spare_blocks: int, *, is_late: bool) -> int | None:
-        """Answer a want; returns how many blocks that takes, or None if there is no room for it yet."""
-        assert self._staging is not None, "no want is taken without"
+        """Answer another engine's fetch. Returns how many blocks that takes, or None if there is no room for it yet."""
+        assert self._staging is not None, "no fetch of another engine is noted without staging"
         want = wanted.want
         embeddings = self._staging.kept_embeddings.get(wanted.mm_hash)
         num_tokens = 0 if embeddings is None else self._num_tokens_for(len(embeddings.data))

@@ -1,4 +1,4 @@
-"""The consumer's loads of handoffs: a whole prompt's KV, which a producer on another engine computes."""
+"""Loads the KV of consumers: of a whole prompt, which a producer on another engine computes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class LoadDecision(enum.Enum):
 
     STARTED = enum.auto()
     LIMIT_REACHED = enum.auto()
-    """No further load is granted now: others may pass."""
+    """Too many loads are under way; other requests may pass."""
     WOULD_SQUEEZE = enum.auto()
-    """The blocks are free, but admitted requests will need them: others may pass, within bounds."""
+    """The blocks are free, but admitted requests will need them; a limited number of other requests may pass."""
     NO_ROOM = enum.auto()
-    """The blocks are missing: nobody may pass."""
+    """Too few blocks are free; no other request may pass."""
 
 
 class HandoffLoads:
@@ -44,7 +44,7 @@ class HandoffLoads:
         structured_output: StructuredOutputManager | None,
         vocab_size: int,
     ) -> None:
-        """vocab_size: a producer's first token has to be below it."""
+        """vocab_size: a first token from a producer has to be below it."""
         self._connector = connector
         self._kv = kv_cache_manager
         self._loading = loading
@@ -55,10 +55,10 @@ class HandoffLoads:
 
     def start(self, request: Request, queues: Queues, num_headroom_blocks: int, now_s: float) -> LoadDecision:
         """Reserve blocks for a consumer's prompt and for its first token's own KV, and ask for the KV."""
-        assert self._connector is not None, "a ticket without a connector is refused when it comes"
+        assert self._connector is not None, "a request with a ticket is refused on arrival without a connector"
         hit = self._kv.get_computed_blocks(request)
         num_local_tokens = len(hit) * self._kv.block_size
-        num_remote_tokens, _ = self._connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
+        num_remote_tokens = self._connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
         if num_remote_tokens is None:
             return LoadDecision.LIMIT_REACHED
         if not self._room.is_left_by(request, queues):
@@ -77,20 +77,25 @@ class HandoffLoads:
         request.transfer_timings = received.timings
         if received.outcome is LoadOutcome.RELEASED:
             return [Ending(request, RequestStatus.FINISHED_STOPPED, is_silent=True)]
-        token_id, reason = received.first_token_id, received.reason or "the load failed"
-        if received.outcome is LoadOutcome.LOADED and token_id is not None:
-            if token_id < self._vocab_size:
+        reason = received.reason or "the load failed, and the connector gave no reason"
+        if received.outcome is LoadOutcome.LOADED:
+            token_id = received.first_token_id
+            if token_id is not None and token_id < self._vocab_size:
                 return self._join(request, token_id, queues, now_s)
-            reason = f"the producer's token {token_id} is not one of the model's {self._vocab_size}"
+            reason = (
+                "the producer sent the prompt's whole KV without the first output token"
+                if token_id is None
+                else f"the producer's token {token_id} is not one of the model's {self._vocab_size} tokens"
+            )
         if received.outcome is LoadOutcome.CANCELLED:
-            reason = f"no KV within {self._config.handoff_timeout_s:g} s"
+            reason = f"no KV arrived within {self._config.handoff_timeout_s:g} s"
         if self._config.load_failure_policy == "fail":
             return [Ending(request, RequestStatus.FINISHED_ERROR, f"handoff failed: {reason}")]
         self._recompute(request, received.num_valid_tokens, queues, now_s)
         return []
 
     def _join(self, request: Request, first_token_id: int, queues: Queues, now_s: float) -> list[Ending]:
-        """All KV is here: append the producer's token, whose own KV is the first that this engine computes."""
+        """Append the producer's token, since the prompt's KV has arrived. This engine computes the token's own KV."""
         request.num_computed_tokens = request.num_tokens
         self._kv.cache_blocks(request, request.num_tokens)
         self._kv.offer_prompt_tail(request)
@@ -99,20 +104,20 @@ class HandoffLoads:
         queues.loaded.add_request(request)
         if error := find_objection(self._structured_output, request, [first_token_id]):
             return [Ending(request, RequestStatus.FINISHED_ERROR, error)]
-        # The producer has looked already; but this engine's limits may be tighter.
+        # The producer has checked whether the first token ends the request, but this engine's limits may be tighter.
         stop = find_stop(request)
         return [] if stop is None else [Ending(request, stop)]
 
     def _recompute(self, request: Request, num_valid_tokens: int, queues: Queues, now_s: float) -> None:
-        """Prefill the rest here, from the last whole block that is valid; one token at least is computed."""
+        """Let this engine prefill the rest of the prompt after the last whole valid block, at least one token."""
         block_size = self._kv.block_size
         num_valid_tokens = max(num_valid_tokens, request.num_cached_tokens)
         num_kept_tokens = min(num_valid_tokens, request.num_tokens - 1) // block_size * block_size
         if not request.reads_prefix_cache:
             num_kept_tokens = 0
         if num_kept_tokens < request.num_cached_tokens:
-            # Its last block came from the cache and may be shared: it must not be computed over. The rest of the hit
-            # is found again at admission.
+            # The last block came from the prefix cache and other requests may share it, so it must not be overwritten.
+            # Admission looks up the rest of the hit again.
             request.set_status(RequestStatus.WAITING, now_s)
             self._kv.free(request)
             queues.waiting.prepend_request(request)

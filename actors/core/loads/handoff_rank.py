@@ -1,9 +1,9 @@
 """Handoffs go from a lower to a higher rank only, so that engines never wait for each other in a circle.
 
-A ticket carries the ranks of both ends, as the controller has given them. The engine's own rank is the one of the
-transfers that it has; it changes only while there is none. So at any time all transfers of an engine have its rank, and
-every load waits for an engine of a lower one: the lowest has no loads, so what it produces ends, and then the loads of
-the engines that it produces for, and so on up.
+The controller gives each engine a rank, and a ticket carries the ranks of both ends. An engine takes its own rank from
+its transfers, and changes its rank only while it has none. So at any time all transfers of an engine have the same
+rank, and each load waits for an engine with a lower rank. The engine with the lowest rank has no loads, so its
+transfers come to their end; then the loads of the engines that receive them are over; and so on upwards.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kv_transfer.params import HandoffRanks, TransferRole
 
 
 class HandoffRank:
-    """This engine's rank. requests: all unfinished ones, by id; held: finished ones that links still use."""
+    """This engine's handoff rank, and the check of the ranks in tickets."""
 
     def __init__(self, requests: Mapping[str, Request], held: Mapping[str, Request]) -> None:
         self.num_refused = 0
@@ -24,7 +24,7 @@ class HandoffRank:
         self._own = 0
 
     def find_objection(self, request: Request) -> str | None:
-        """Say why a request that has just come must not take part in the handoff of its ticket, or return None."""
+        """Return why a request that has just come must not take part in the handoff of its ticket, or None."""
         ticket = request.kv_transfer_params
         if ticket is None or ticket.ranks is None:
             return None
@@ -34,10 +34,10 @@ class HandoffRank:
 
     def _find_objection(self, ranks: HandoffRanks, role: TransferRole) -> str | None:
         if ranks.producer >= ranks.consumer:
-            return f"handoffs go to a higher rank only, and this one goes from {ranks.producer} to {ranks.consumer}"
+            return f"a handoff has to go to a higher rank, and this one goes from {ranks.producer} to {ranks.consumer}"
         own = ranks.consumer if role is TransferRole.CONSUMER else ranks.producer
         if own != self._own:
             if self._held or any(request.transfer_role is not None for request in self._requests.values()):
-                return f"this engine has handoff rank {self._own} until its transfers are over, the ticket says {own}"
+                return f"this engine has handoff rank {self._own} until its transfers end, but the ticket says {own}"
             self._own = own
         return None

@@ -1,7 +1,7 @@
-"""Embeddings that an engine has encoded for others, or fetched from others, by the hash of the image.
+"""Keeps embeddings that an engine has encoded for other engines, or fetched from them, by the image's hash.
 
-They are kept for those who fetch them, now or later, and for the image's next request: the next turn of a chat shows it
-again.
+Other engines fetch them from here. This engine uses them again when a later request has the same image, as the next
+turn of a chat does.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _MAX_BYTES: Final = 256 << 20
 
 
 class KeptEmbeddings:
-    """Bounded; what was not used for longest goes first. May be used from any thread."""
+    """Up to 256 MiB of embeddings; the least recently used are dropped first. Methods are safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: SizedCache[str, PackedArray] = SizedCache(_MAX_BYTES)
 
     def get(self, mm_hash: str) -> PackedArray | None:
-        """An image's embeddings, [num_embeds, hidden_size]."""
+        """Return an image's embeddings, [num_embeds, hidden_size], or None."""
         with self._lock:
             return self._made.get(mm_hash)
 

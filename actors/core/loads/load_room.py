@@ -1,6 +1,6 @@
-"""Whether there is room for one more load: transfers do not squeeze out the work that they are for.
+"""Decides whether there is room for one more load, so that loads do not take the blocks that running requests need.
 
-A load is granted only if every admitted request could still have its tokens, and some more, beside all pinned blocks.
+A load may begin only if all admitted requests would still have enough blocks to grow, beside all pinned blocks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kv_transfer.params import TransferRole
 
 _MAX_GROWTH_TOKENS: Final = 256
 _MAX_GROWTH: Final = 8
-"""A request is taken to grow by _MAX_GROWTH_TOKENS during a load, but by no more than an eighth of the pool."""
+"""A request is assumed to grow by _MAX_GROWTH_TOKENS tokens during a load, but by at most an eighth of the blocks."""
 
 
 class LoadRoom:
@@ -29,7 +29,7 @@ class LoadRoom:
         num_other_pinned_blocks: Callable[[], int],
         num_lookahead_tokens: int,
     ) -> None:
-        """loading, held: requests whose blocks links may use; num_other_pinned_blocks: pinned for no request."""
+        """loading, held: requests whose blocks links may use; num_other_pinned_blocks: counts other pinned blocks."""
         self._kv = kv_cache_manager
         self._loading = loading
         self._held = held
@@ -39,9 +39,10 @@ class LoadRoom:
         self._num_growth_tokens = min(_MAX_GROWTH_TOKENS, num_slots // _MAX_GROWTH)
 
     def is_left_by(self, consumer: Request, queues: Queues) -> bool:
-        """Whether each admitted request can grow beside all pinned blocks, this load's included.
+        """Whether each admitted request can grow beside all pinned blocks, if the consumer's load begins too.
 
-        Growth is counted for about the time of a load. Counted up to max_tokens, one client could keep out all loads.
+        The growth that counts is that during one load. If a request counted with max_tokens, one client with a large
+        max_tokens could prevent all loads.
         """
         num_blocks_of = self._kv.num_blocks_of
         num_own = self._kv.num_blocks_for(self.num_slots_to_go_on(consumer))
@@ -60,9 +61,9 @@ class LoadRoom:
         return num_pinned + max_growth <= self._kv.block_pool.num_blocks
 
     def num_slots_to_go_on(self, request: Request) -> int:
-        """The slots that a request has before its load begins, so that it needs no more to run when the load is over.
+        """Return how many slots a request reserves before its load begins: all that it needs to run after the load.
 
-        If it did, two whose loads are over could each wait for the other's blocks.
+        If requests needed further slots after their loads, two of them could each wait for the other's blocks.
         """
         num_slots = request.num_tokens + 1
         if request.computes_prompt_only:

@@ -1,4 +1,4 @@
-"""The requests whose loads are under way, with their deadlines, and where they go when a load is over."""
+"""The requests whose loads are under way, with their deadlines, and the queue that they enter when a load is over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actors.core.requests.request_status import RequestStatus
 
 
 class LoadingRequests:
-    """A handoff's consumers, and requests that load a prefix: a link, or a store, may write their blocks."""
+    """Consumers, and requests that load a prefix. A link or a store may write the blocks of these requests."""
 
     def __init__(self, kv_cache_manager: KVCacheManager) -> None:
         self.by_id: dict[str, Request] = {}
@@ -20,7 +20,11 @@ class LoadingRequests:
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
 
     def begin(self, request: Request, num_local_tokens: int, timeout_s: float, now_s: float) -> None:
-        """Add a request whose load begins. num_local_tokens: tokens of its hit in this engine's prefix cache."""
+        """Add a request whose load begins.
+
+        num_local_tokens: the request's tokens whose KV this engine's prefix cache has
+        timeout_s: how long the load may take
+        """
         if request.scheduled_at_s is None:
             self._kv.count_lookup(request, num_local_tokens)
             request.num_cached_tokens = num_local_tokens
@@ -30,7 +34,7 @@ class LoadingRequests:
         self._deadlines.push(request.request_id, (now_s + timeout_s,))
 
     def pop(self, request_id: str) -> Request | None:
-        """Remove a request whose load is over, or not wanted any more; None if it is not here."""
+        """Remove and return a request whose load is over or not needed any more; None if it is not here."""
         self._deadlines.remove(request_id)
         return self.by_id.pop(request_id, None)
 
@@ -41,12 +45,12 @@ class LoadingRequests:
             yield first[1]
 
     def next_deadline(self) -> float | None:
-        """Return the engine's clock at the earliest deadline, in seconds."""
+        """Return the earliest deadline, in seconds by the engine's clock; None if no load is under way."""
         first = self._deadlines.peek()
         return None if first is None else first[0][0]
 
     def go_on(self, request: Request, num_computed_tokens: int, queues: Queues, now_s: float) -> None:
-        """Let a request whose load is over compute the rest, in its turn. It keeps its blocks."""
+        """Queue a request whose load is over, to compute the rest of its tokens. The request keeps its blocks."""
         self._kv.cache_blocks(request, num_computed_tokens)
         request.set_status(RequestStatus.WAITING, now_s)
         request.num_computed_tokens = num_computed_tokens

@@ -1,7 +1,7 @@
-"""Loads of prefix blocks from stores and other engines, and blocks that others fetch: bookkeeping around PrefixSources.
+"""Loads prefix blocks from stores and other engines, and sends cached blocks to engines that fetch them.
 
-RemoteKV has the requests' queues and blocks. PrefixLoads knows which request loads what, and which transfers serve
-cached blocks to other engines.
+PrefixSources knows which sources have which blocks. PrefixLoads knows which request loads which blocks, and which
+transfers send cached blocks to other engines. RemoteKV has the requests' queues.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kv_transfer.connector.store_steps import LoadedBlocks
 from kv_transfer.prefix.prefix_sources import PrefixSources
 
 _MAX_ANSWERED: Final = 0.25
-"""Largest part of all blocks that answers may hold: the rest is for this engine's own requests."""
+"""Largest part of all blocks that may be pinned because other engines fetch them."""
 
 
 class PrefixLoads:
-    """The loads of prefixes of one engine; without sources it does nothing."""
+    """One engine's loads of prefixes, and the transfers that answer other engines' fetches. Idle without sources."""
 
     def __init__(
         self,
@@ -47,27 +47,27 @@ class PrefixLoads:
         self._num_local_blocks: dict[str, int] = {}
         """For each request that loads a prefix, how many of the prefix's blocks this engine had before."""
         self.answers: set[TransferKey] = set()
-        """The transfers by which other engines get cached blocks."""
+        """The cached blocks that are being sent to other engines, by transfer."""
         self._steps: deque[tuple[int, float]] = deque()
         self._last_step_s = 0.0
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._num_local_blocks
 
-    # -- what requests load --------------------------------------------------------------------------------------
+    # -- loads of this engine's requests -------------------------------------------------------------------------
 
     def try_start(
         self, request: Request, hit: Sequence[KVCacheBlock], queues: Queues, num_headroom_blocks: int, now_s: float
     ) -> bool:
-        """Reserve blocks for a request, and ask for its prefix's blocks beyond `hit`, which this engine has.
+        """Reserve blocks for a request, and load the blocks of its prefix that follow `hit`, which this engine has.
 
         Returns False, with nothing changed, if no source has such blocks, or too few blocks are free for the request.
         """
-        # Reserved at the sources first: taking blocks here may make a store evict the blocks that it has.
+        # The sources reserve their blocks first: allocating blocks here might make a store evict them.
         num_blocks = self._reserve(request, hit)
         if not num_blocks:
             return False
-        assert self._sources is not None, "they have reserved it"
+        assert self._sources is not None, "only sources reserve blocks"
         num_local_tokens = len(hit) * self._kv.block_size
         num_new_tokens = self._room.num_slots_to_go_on(request) - num_local_tokens
         if (
@@ -79,16 +79,16 @@ class PrefixLoads:
         block_ids = self._kv.get_block_ids(request.request_id)
         self._sources.start(request.request_id, block_ids[len(hit) : len(hit) + num_blocks])
         self._num_local_blocks[request.request_id] = len(hit)
-        # An engine is asked only once.
+        # Another engine is asked only once for each request.
         request.prefix_source = None
         self._loading.begin(request, num_local_tokens, self._timeout_s, now_s)
         return True
 
     def _reserve(self, request: Request, hit: Sequence[KVCacheBlock]) -> int:
-        """Reserve a request's blocks after its hit at the sources; returns how many blocks the sources have."""
+        """Reserve, at the sources, the blocks of a request after its hit. Returns how many blocks the sources have."""
         if self._sources is None or not request.reads_prefix_cache:
             return 0
-        # One token at least is computed here: its logits are wanted.
+        # At least one token has to be computed here, since its logits are needed.
         wanted = request.block_hashes[len(hit) : (request.num_tokens - 1) // self._kv.block_size]
         num_blocks = self._sources.reserve(request.request_id, wanted, request.prefix_source, len(hit))
         if not num_blocks:
@@ -96,14 +96,14 @@ class PrefixLoads:
         return num_blocks
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a load; its report still comes."""
-        assert self._sources is not None, "they have started it"
+        """Cancel a load. finish() is still called for it later."""
+        assert self._sources is not None, "only sources start loads"
         self._sources.cancel(request_id)
 
     def finish(self, request_id: str, loaded: LoadedBlocks, queues: Queues, now_s: float) -> bool:
-        """Let a request whose load is over go on after the blocks of its prefix that are here now.
+        """Let a request whose load is over go on after the blocks that were loaded.
 
-        Returns False if no such load was under way, or its request has ended meanwhile.
+        Returns False if no such load was under way, or if the request has ended meanwhile.
         """
         num_local_blocks = self._num_local_blocks.pop(request_id, None)
         if num_local_blocks is None:
@@ -120,7 +120,7 @@ class PrefixLoads:
         self._loading.go_on(request, num_tokens, queues, now_s)
         return True
 
-    # -- what others fetch ---------------------------------------------------------------------------------------
+    # -- fetches of other engines --------------------------------------------------------------------------------
 
     def answer(self, want: WantedFetch, fetch: PrefixFetch, num_spare_blocks: int) -> None:
         """Send another engine the cached blocks of a prefix, within the limits for answers.
@@ -129,7 +129,7 @@ class PrefixLoads:
         """
         key = want.answer_key
         if self._sources is None or key in self.answers:
-            return  # An engine without links, whose asker has a deadline; or a peer that repeats itself.
+            return  # Without links, the fetch ends at its deadline. With a known key, the peer sent the fetch twice.
         max_num_blocks = int(self._kv.block_pool.num_blocks * _MAX_ANSWERED) - self.num_answered_blocks()
         blocks = self._kv.block_pool.find_longest_prefix(fetch.block_hashes, max(0, max_num_blocks))
         blocks = _cut(blocks, self._kv.block_pool.num_free_blocks - num_spare_blocks)
@@ -138,7 +138,7 @@ class PrefixLoads:
         self.answers.add(key)
 
     def on_sent(self, key: TransferKey) -> bool:
-        """Free the blocks of an answer, which no link reads any more; returns whether the answer was under way."""
+        """Free the blocks of an answer, which no link reads any more. Returns whether the answer was under way."""
         if key not in self.answers:
             return False
         self.answers.remove(key)
@@ -146,20 +146,20 @@ class PrefixLoads:
         return True
 
     def num_answered_blocks(self) -> int:
-        """Blocks on their way to others, which a preemption cannot free; shared ones may be counted twice."""
+        """Return how many blocks answers hold; preemption cannot free them. A block of two answers may count twice."""
         return sum(self._kv.num_pinned_by(key) for key in self.answers)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
     def begin_step(self, metadata: KVConnectorMetadata, num_tokens: int, now_s: float) -> KVConnectorMetadata:
-        """Return the metadata of a step of num_tokens tokens, with what the sources ask of the worker side."""
+        """Add to a step's metadata what the sources ask of the worker side. num_tokens: of the step."""
         if self._sources is None:
             return metadata
         self._steps.append((num_tokens, now_s))
         return self._sources.add_to(metadata)
 
     def end_step(self, now_s: float) -> None:
-        """Note that the oldest step is over: its duration tells the sources what recomputing costs."""
+        """Note that the oldest step is over; from its duration the sources learn what computing tokens costs."""
         if self._sources is None or not self._steps:
             return
         num_tokens, begun_s = self._steps.popleft()
@@ -169,7 +169,7 @@ class PrefixLoads:
 
 
 def _cut(blocks: list[KVCacheBlock], max_num_free: int) -> list[KVCacheBlock]:
-    """Return the longest prefix of blocks in which at most max_num_free are held by nobody."""
+    """Return the longest prefix of blocks in which at most max_num_free blocks are held by no request."""
     num_free = 0
     for index, block in enumerate(blocks):
         num_free += block.ref_cnt == 0

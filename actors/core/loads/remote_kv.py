@@ -1,28 +1,33 @@
-"""Requests whose KV comes from, or goes to, another engine, and why they never wait in a circle.
+"""The scheduler's part in transfers of KV and embeddings, and why no engines ever wait for each other in a circle.
 
-Such a request can be in one of these, beside the scheduler's own queues:
-- blocked_producers: READY is not in yet; the request holds no blocks
-- blocked_consumers: as many loads as are allowed are under way; the request holds no blocks
-- loading:           WAITING_FOR_REMOTE_KVS; a link, or a store, may write its blocks
-- held:              finished, and a link, or a store, may still read or write its blocks
-- answers:           no request: cached blocks that are being sent to another engine that fetches them
-- embeddings:        no request: images' embeddings, in blocks for as long as they travel (embedding_transfers.py)
+A *producer* is a request that this engine prefills for another engine; a *consumer* is a request whose prompt another
+engine prefills for this one. A *load* brings KV into blocks of this engine: a consumer's whole prompt from its
+producer, or a part of a request's prefix from host memory, another store, or another engine's cache.
 
-A load is a consumer's, whose whole prompt its producer computes, or that of a prefix, which a request loads that goes
-on here: from host memory, from another store, or from another engine's cache.
+Beside the scheduler's own queues there are:
+- blocked_producers: requests whose consumer has not sent READY yet; they hold no blocks
+- blocked_consumers: requests that wait because too many loads are under way; they hold no blocks
+- loading:           requests in WAITING_FOR_REMOTE_KVS; a link or a store may write their blocks
+- held:              finished requests; a link or a store may still read or write their blocks
+- answers:           cached blocks (without a request) that are being sent to an engine that fetches them
+- embeddings:        blocks (without a request) that hold embeddings of images while these are sent or received
+                     (embedding_transfers.py)
 
-Blocks are pinned if preemption can't free them: those of loading, held, answers, embeddings, and of running producers.
-Pinned blocks come back without any further block of this engine:
-- a running producer holds blocks for its whole prompt from the start; all that it needs is computation
-- a held producer's blocks leave into blocks that its consumer reserved before it said READY
-- a load's producer was promised these very blocks; a load past its deadline is cancelled, and cancels drain
-- a load of a prefix waits for nobody's blocks, and has its deadline as well
-- answers, and sent embeddings, leave into blocks that the engine which fetches them has reserved
-- embeddings that are fetched wait for nobody's request, and have their deadline
-So the engine that waits for blocks waits only for things that end by themselves; nothing is admitted past a request at
-the head that waits for blocks; and with nothing pinned and nothing running, whatever was not refused fits.
+A block is *pinned* if preemption cannot free it: the blocks of loading, held, answers and embeddings, and those of
+running producers. Each pinned block becomes free again without needing a further block of this engine:
+- A running producer has had blocks for its whole prompt from the start; it needs only computation.
+- The blocks of a held producer are sent into blocks that its consumer reserved before it sent READY.
+- The blocks of a load are reserved, and its producer may write them. A load past its deadline is cancelled, and its
+  blocks are free when its link has drained.
+- A load of a prefix waits for no other blocks, and has a deadline too.
+- Answers and sent embeddings go into blocks that the fetching engine has reserved.
+- Fetched embeddings wait for no request, and have a deadline.
+So an engine that waits for blocks waits only for work that ends without it. Requests are admitted in order: none passes
+a request at the head of the queue that waits for blocks, so that request gets the blocks that become free. And with no
+block pinned and no request running, every request that was not refused fits.
 
-Others may pass a load for which there is no room beside what runs (load_room.py).
+There is one exception to the order: other requests may pass a load for which there is no room beside the running
+requests (load_room.py).
 """
 
 from __future__ import annotations
@@ -55,11 +60,11 @@ from kv_transfer.params import TransferRole
 from kv_transfer.transfer_stats import TransferStats
 
 _ANSWER_STEPS: Final = 8
-"""About how many steps it takes to send another engine a prefix."""
+"""About how many steps it takes to send a prefix to another engine."""
 
 
 class RemoteKV:
-    """The scheduler's part in handoffs. It moves requests between queues; only the scheduler finishes them."""
+    """The scheduler's part in transfers. RemoteKV moves requests between queues; only the scheduler ends requests."""
 
     def __init__(
         self,
@@ -71,7 +76,7 @@ class RemoteKV:
         vocab_size: int = MAX_COUNT,
         num_lookahead_tokens: int = 0,
     ) -> None:
-        """vocab_size: a producer's first token has to be below it; num_lookahead_tokens: see SchedulerConfig"""
+        """vocab_size: a first token from a producer has to be below it; num_lookahead_tokens: see SchedulerConfig"""
         self.connector = transfers.connector
         self.blocked_producers: dict[str, Request] = {}
         self.blocked_consumers = blocked_consumers
@@ -113,11 +118,11 @@ class RemoteKV:
 
     @property
     def has_transfers(self) -> bool:
-        """Whether a link may use blocks that are no unfinished request's."""
+        """Whether a link may use blocks that belong to no unfinished request."""
         return bool(self.held or self.prefix_loads.answers or self.embeddings)
 
     def add_request(self, request: Request) -> None:
-        """Tell the connector of a request with a ticket."""
+        """Tell the KV connector about a new request that has a ticket."""
         if self.connector is not None and request.kv_transfer_params is not None:
             params = replace(request.kv_transfer_params, content_hash=request.content_hash())
             self.connector.on_new_request(request.request_id, params, request.num_tokens)
@@ -125,17 +130,17 @@ class RemoteKV:
     def build_metadata(
         self, progress: Sequence[ProducerProgress], num_tokens: int, now_s: float
     ) -> KVConnectorMetadata | None:
-        """Return what a step of num_tokens tokens asks of the worker side; None without a connector."""
+        """Return what the connector's worker side does in a step of num_tokens tokens; None without a connector."""
         if self.connector is None:
             return None
         metadata = self.connector.build_connector_meta(progress)
         return self.embeddings.add_to(self.prefix_loads.begin_step(metadata, num_tokens, now_s))
 
     def may_prefill(self, request: Request, num_local_tokens: int) -> bool:
-        """Whether the request may compute here now: READY is in, if it is a producer."""
+        """Whether the request may be computed now. A producer may once its consumer has sent READY, others always."""
         if self.connector is None or request.transfer_role is not TransferRole.PRODUCER:
             return True
-        num_tokens, _ = self.connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
+        num_tokens = self.connector.get_num_new_matched_tokens(request.request_id, num_local_tokens)
         return num_tokens is not None
 
     def start_load(self, request: Request, queues: Queues, num_headroom_blocks: int, now_s: float) -> LoadDecision:
@@ -145,7 +150,10 @@ class RemoteKV:
     def start_prefix_load(
         self, request: Request, hit: list[KVCacheBlock], queues: Queues, num_headroom_blocks: int, now_s: float
     ) -> bool:
-        """Load the blocks of a request's prefix beyond its hit from elsewhere; returns whether a load has begun."""
+        """Load blocks of a request's prefix that this engine does not have. Returns whether a load has begun.
+
+        hit: the blocks of the prefix that this engine has
+        """
         return self.prefix_loads.try_start(request, hit, queues, num_headroom_blocks, now_s)
 
     def release(self, request: Request, end: ProducerEnd, first_token_id: int | None = None) -> None:
@@ -178,24 +186,24 @@ class RemoteKV:
             self.connector.cancel_load(request_id)
 
     def proceed(self, queues: Queues, now_s: float) -> None:
-        """Cancel overdue loads, and move embeddings for which there is room. Called before each step."""
+        """Cancel overdue loads, and begin transfers of embeddings for which there is room. Called before each step."""
         self._cancel_overdue_loads(now_s)
         self.embeddings.proceed(queues, self.blocked_consumers, now_s)
 
     def _cancel_overdue_loads(self, now_s: float) -> None:
-        """Cancel the loads whose deadline has passed; the failure policy applies when they have drained."""
+        """Cancel the loads whose deadline has passed. The failure policy decides what follows once they drained."""
         for request_id in self._loading.pop_overdue(now_s):
             self._cancel_load(request_id)
 
     def next_deadline(self) -> float | None:
-        """Return the engine's clock at the earliest deadline of a load, or of embeddings, in seconds."""
+        """Return the earliest deadline of a load or of embeddings, in seconds by the engine's clock; None for none."""
         deadlines = (self._loading.next_deadline(), self.embeddings.next_deadline())
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def update(
         self, output: reports.KVConnectorOutput, requests: Mapping[str, Request], queues: Queues, now_s: float
     ) -> list[Ending]:
-        """Take in what the connector's worker side reports, and return the ends of requests that follow."""
+        """Process the reports of the connector's worker side, and return the requests that have to end."""
         assert self.connector is not None, "only a connector has an output"
         self.prefix_loads.end_step(now_s)
         self.connector.update_connector_output(output)
@@ -257,19 +265,19 @@ class RemoteKV:
 
     def _end_producer(self, key: TransferKey, reason: str, requests: Mapping[str, Request]) -> list[Ending]:
         if key.kind is not TransferKind.HANDOFF:
-            # What answers a fetch has no request, and is over with its FinishedSending.
+            # The answer to a fetch has no request, and ends with its FinishedSending.
             is_late = key not in self.prefix_loads.answers and not self.embeddings.is_sending(key)
             self.num_late_completions += is_late
             return []
         request = requests.get(key.name)
         if request is not None and request.transfer_role is TransferRole.PRODUCER:
             return [Ending(request, RequestStatus.FINISHED_ERROR, f"handoff failed: {reason}")]
-        # A held one has been finished already and waits for FinishedSending.
+        # A producer's request in `held` has ended; its blocks are kept until FinishedSending.
         self.num_late_completions += key.name not in self.held
         return []
 
     def _free_held(self, request_id: str, role: TransferRole) -> None:
-        """Free a finished request's blocks; a late, duplicate or unknown completion is counted and dropped."""
+        """Free a finished request's blocks. A late, duplicate or unknown completion is counted and dropped."""
         held_for = self._held_for.get(request_id, set())
         if role not in held_for:
             self.num_late_completions += 1

@@ -14,10 +14,11 @@ from kv_transfer.stores.store_set import StoreSet
 
 @dataclass(frozen=True, slots=True)
 class TransferParts:
-    """The parts that an engine needs for transfers; by default it has none of them.
+    """The parts that an engine needs for transfers; each is None if the engine has no such transfers.
 
-    prefix_sources: where else a request's prefix may be
-    staging: the facts for sending and fetching embeddings of images
+    connector: the scheduler's side of handoffs
+    prefix_sources: stores and engines that may have a request's prefix
+    staging: what the engine needs to send and fetch embeddings of images
     """
 
     connector: KVConnectorScheduler | None = None
@@ -27,7 +28,7 @@ class TransferParts:
 
     @property
     def stores(self) -> StoreSet | None:
-        """The stores outside of the device that keep blocks; None if there are none."""
+        """The stores outside the device that keep blocks; None if there are none."""
         return None if self.prefix_sources is None else self.prefix_sources.stores
 
 

@@ -1,4 +1,4 @@
-"""How a request ends: what a part of the scheduler returns, so that the scheduler alone ends requests."""
+"""Describes how a request has to end. The scheduler's parts return Endings, and only the scheduler ends requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from kv_transfer.connector.steps import ProducerEnd
 class Ending:
     """A request that has to end, and the last output for its client.
 
-    new_token_ids: the last tokens of its output, which its client has not been told yet
-    is_silent: the client gets no output, since it knows of the end
-    producer_end, first_token_id: what a producer's connector is told
+    status: the final status that the request enters
+    error, cause: see EngineCoreOutput.error and end_cause
+    is_silent: the client gets no output, since the client itself ended the request
+    new_token_ids: the last tokens of the output, which have not been sent to the client yet
+    producer_end, first_token_id: what the KV connector is told about the end of a producer
     """
 
     request: Request

@@ -1,4 +1,4 @@
-"""The messages from an engine to its clients: the tokens and the ends that a step has brought their requests."""
+"""The messages from an engine to its clients: new tokens of their requests, and which requests have ended."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from kv_transfer.transfer_stats import TransferTimings
 class RequestTimings:
     """The times and counts of one request in one engine, sent with the request's last output.
 
-    queued_s:  from its arrival at the engine until it was first scheduled or its blocks were reserved
-    prefill_s: from then until its first token was sampled here; 0 if none was
+    queued_s:  seconds from the request's arrival at the engine until it was first scheduled or its blocks were reserved
+    prefill_s: seconds from then until this engine sampled the request's first token; 0 if it sampled none
     num_prompt_tokens_computed: prompt tokens whose KV this engine computed itself
-    num_cached_tokens: prompt tokens that came from this engine's prefix cache
-    num_fetched_images: those of the request whose embeddings came from an encode engine
+    num_cached_tokens: prompt tokens whose KV came from this engine's prefix cache
+    num_fetched_images: the request's images whose embeddings came from an encode engine
     """
 
     queued_s: Clock
@@ -51,10 +51,12 @@ class RequestTimings:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A request has lost its blocks to others and waits; it resumes here later, unless its client moves it elsewhere.
+    """A request has lost its blocks to other requests, and waits. It resumes here later, unless its client moves it.
 
-    num_computed_tokens: so many tokens from the start had their KV here; it stays cached until its blocks are reused
-    num_wait_steps: how many steps until there is room for it again, if those that run go on to their full length
+    num_computed_tokens: how many tokens, from the first one on, had their KV in this engine; the KV stays cached until
+        the blocks are used again
+    num_wait_steps: how many steps until enough blocks are free for the request, if all running requests go on to their
+        full length
     """
 
     num_computed_tokens: Count
@@ -62,31 +64,32 @@ class Preemption:
 
 
 class EndCause(enum.StrEnum):
-    """Why an engine has ended a request, where that decides what its ingress does next."""
+    """Why an engine has ended a request, for the ends after which the ingress may go on with the request."""
 
     HANDED_OVER = "handed_over"
-    """This engine is done with the request, whose consumer goes on; there is no finish reason then."""
+    """This engine has handed the request over, and the consumer goes on. There is no finish reason."""
     REQUEST_AT_FAULT = "request_at_fault"
-    """Any engine would end this request."""
+    """The fault is the request's, so any engine would end it."""
     ADAPTER_AT_FAULT = "adapter_at_fault"
-    """Any engine would end a request for this adapter."""
+    """The fault is the adapter's, so any engine would end a request for this adapter."""
     INPUTS_MISSING = "inputs_missing"
-    """This engine was not given what it needs to start the request over: submitted anew, the request goes on."""
+    """This engine lacks image inputs that it needs to compute the prompt again; the ingress may submit it anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreOutput:
     """The output of one step for one request.
 
-    attempt:        of the request as it was submitted
-    first_position: output position of new_token_ids[0], counted over the request's whole life
-    stop_token_id:  the EOS or stop token that ended it
-    stop_reason:    why it stopped, if neither EOS nor a stop token did ("repetition")
-    error:          why, if finish_reason is ERROR (or ABORT by the engine's own decision)
-    end_cause:      where the ingress goes on by it
-    pooling_output: a pooling request's vector
-    prompt_logprobs: with the first token, if they were asked for
-    preemption:     instead of tokens
+    attempt:        EngineCoreRequest.attempt, of the submission that this output answers
+    first_position: output position of new_token_ids[0]; tokens of earlier attempts count
+    stop_token_id:  the EOS or stop token that ended the request
+    stop_reason:    why the request stopped, if neither EOS nor a stop token ended it ("repetition")
+    error:          the reason, if finish_reason is ERROR, or if it is ABORT by the engine's own decision
+    end_cause:      set if it decides what the ingress does next
+    logprobs:       one entry for each of new_token_ids, if the request asked for log-probabilities
+    pooling_output: the vector or the scores of a pooling request
+    prompt_logprobs: sent with the first token, if the request asked for them
+    preemption:     set when the request was preempted; then there are no new tokens
     """
 
     request_id: WireName
@@ -106,13 +109,13 @@ class EngineCoreOutput:
 
     @property
     def finished(self) -> bool:
-        """Whether this is the last that this engine says about the request."""
+        """Whether this is the engine's last output for the request."""
         return self.finish_reason is not None or self.end_cause is EndCause.HANDED_OVER
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedTokens:
-    """Requests that got one token each and go on: the lists are parallel."""
+    """Requests that got one token each and go on. Entry i of every list belongs to request i."""
 
     req_ids: Annotated[list[WireName], Meta(max_length=MAX_ITEMS)]
     attempts: Annotated[list[Count], Meta(max_length=MAX_ITEMS)]
@@ -120,12 +123,12 @@ class DecodedTokens:
     token_ids: TokenIds
 
     def __post_init__(self) -> None:
-        """Raise ValueError for lists that are not parallel: they may come from another process."""
+        """Raise ValueError for lists of different lengths, which another process may have sent."""
         if not len(self.req_ids) == len(self.attempts) == len(self.first_positions) == len(self.token_ids):
-            raise ValueError("the columns of decoded tokens are not equally long")
+            raise ValueError("the lists of decoded tokens have different lengths")
 
     def __iter__(self) -> Iterator[EngineCoreOutput]:
-        """Iterate over them one by one."""
+        """Yield an EngineCoreOutput for each request."""
         for req_id, attempt, position, token_id in zip(
             self.req_ids, self.attempts, self.first_positions, self.token_ids, strict=True
         ):
@@ -136,10 +139,10 @@ class DecodedTokens:
 
 @dataclass(slots=True)
 class EngineCoreOutputs:
-    """Everything that one step has for one client: one message.
+    """The message with everything that one step has for one client.
 
-    decoded: what most requests get in most steps, in columns
-    others:  the outputs of all other requests
+    decoded: the outputs of requests that got one token and go on, which is what most outputs are
+    others:  all other outputs
     """
 
     others: Annotated[list[EngineCoreOutput], Meta(max_length=MAX_ITEMS)] = field(default_factory=list)
@@ -149,5 +152,5 @@ class EngineCoreOutputs:
 
     @property
     def outputs(self) -> list[EngineCoreOutput]:
-        """All outputs, one per request."""
+        """All outputs, one for each request."""
         return [*(self.decoded or ()), *self.others]

@@ -17,10 +17,10 @@ NO_TOKEN: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities of one position, from the distribution before temperature and filters.
+    """Natural log-probabilities of tokens at one position, from the distribution before temperature and filters.
 
-    token_ids[0], logprobs[0]: the sampled token; the top ones follow, best first
-    rank: the sampled token's rank, 1 is the most likely
+    token_ids[0], logprobs[0]: the sampled token, or the prompt's token; the most likely tokens follow, best first
+    rank: the rank of token_ids[0]; 1 is the most likely token
     """
 
     token_ids: Annotated[list[Annotated[int, Meta(ge=NO_TOKEN, le=MAX_COUNT)]], Meta(max_length=MAX_ITEMS)]
@@ -30,7 +30,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class DraftTokenIds:
-    """Tokens that a drafter proposes to go on with; the lists are parallel."""
+    """Draft tokens, which may follow a request's output; entry i of draft_token_ids belongs to req_ids[i]."""
 
     req_ids: list[str]
     draft_token_ids: list[list[int]]
@@ -39,15 +39,15 @@ class DraftTokenIds:
 class ModelRunnerOutput:
     """The results of a step.
 
-    token_ids: [len(req_ids), most tokens of a request] int64, the sampled tokens of each request, filled up with
-        NO_TOKEN; a request whose prompt is not through yet has none
-    logprobs: for each request that asked, one entry per sampled token
-    num_nans_in_logits: by request id, only those that have any
-    pooler_output: for each pooling request whose prompt is through, its vector
-    prompt_logprobs_dict: for each request that asked and whose prompt is through, one entry per prompt token but the
-        first
-    draft_token_ids: what a drafter proposes for the next step
-    adapter_loads: what has become of loads, by the adapter's key: None, or why it has failed
+    token_ids: [len(req_ids), most tokens of a request] int64, the sampled tokens of each request, padded with
+        NO_TOKEN; a request whose prompt is not wholly computed yet has no token
+    logprobs: by request id, for each request that asked, one entry for each sampled token
+    num_nans_in_logits: by request id, how many logits were NaN; only requests that have any
+    pooler_output: by request id, the vector of each pooling request whose prompt is wholly computed
+    prompt_logprobs_dict: by request id, for each request that asked and whose prompt is wholly computed, one entry for
+        each prompt token but the first
+    draft_token_ids: draft tokens for the next step
+    adapter_loads: the results of loads, by the adapter's key: None, or why the load has failed
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class ModelRunnerOutput:
         draft_token_ids: DraftTokenIds | None = None,
         kv_connector_output: KVConnectorOutput | None = None,
     ) -> None:
-        """sampled_token_ids: parallel to req_ids, as lists or as token_ids has it."""
+        """sampled_token_ids: the tokens of each of req_ids, as lists, or as an array like token_ids."""
         self.req_ids = req_ids
         self.token_ids = sampled_token_ids if isinstance(sampled_token_ids, np.ndarray) else _pad(sampled_token_ids)
         self.logprobs = logprobs or {}
@@ -86,7 +86,7 @@ class ModelRunnerOutput:
         self.adapter_loads: dict[str, str | None] = {}
 
     def token_ids_of(self, req_ids: list[str]) -> np.ndarray:
-        """Return token_ids in the order of req_ids; a request that the step did not have has no tokens."""
+        """Return the rows of token_ids in the order of req_ids; a request that is not in the step has no tokens."""
         if self.req_ids == req_ids:
             return self.token_ids
         index_of = {req_id: index for index, req_id in enumerate(self.req_ids)}

@@ -35,7 +35,10 @@ _Drafts: TypeAlias = Annotated[list[Annotated[int, Meta(ge=NO_TOKEN, le=MAX_COUN
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """To be done when a step begins, before anything is written in it. Ids of blocks; all of a block is copied."""
+    """A whole block to copy at the beginning of a step, before the step writes anything.
+
+    source, destination: ids of blocks
+    """
 
     source: Count
     destination: Count
@@ -43,11 +46,11 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequestData:
-    """A request that the worker has not seen, or has forgotten: everything that it needs.
+    """All that the worker needs of a request that it does not know, or has forgotten.
 
-    row: of the persistent batch
-    output_token_ids: tokens sampled elsewhere (a resumed or handed-over request)
-    block_ids: one list per KV cache group; there is one group today
+    row: the request's row in the persistent batch
+    output_token_ids: tokens that were sampled elsewhere (of a resumed or handed-over request)
+    block_ids: one list for each KV cache group; there is one group today
     """
 
     req_id: WireName
@@ -67,10 +70,11 @@ class NewRequestData:
 
 @dataclass(frozen=True, slots=True)
 class ResumedRequestData:
-    """A request that the worker knows and that lost its row and its blocks.
+    """A preempted request that runs again. The worker knows the request; the request has lost its row and its blocks.
 
-    num_tokens: so many of its tokens count; what a step under way sampled after them is void
-    block_ids: all of them
+    row: the request's new row in the persistent batch
+    num_tokens: how many of the request's tokens are valid; the worker drops tokens that a step sampled after these
+    block_ids: all blocks that the request has now, one list for each KV cache group
     """
 
     req_id: WireName
@@ -86,11 +90,12 @@ NOTHING_GROWN: Final = np.zeros((3, 0), dtype=np.int64)
 class StepBatch:
     """A step's requests in batch order, as arrays [num_requests] of int64.
 
-    rows:    of the persistent batch; epochs says whose they are: a number that is new each time a row is given
-    num_plain: so many from the start decode one token each, and nothing about them needs a look at the request
-    num_new_tokens: tokens to compute, drafts included
-    num_computed_tokens, num_output_tokens: before this step
-    grown: [3, num_new_blocks] blocks that rows get in addition: their rows, places in the block tables, and ids
+    rows:    each request's row in the persistent batch
+    epochs:  a number that identifies the row's owner: a row gets a new number each time a request gets the row
+    num_plain: the first num_plain requests decode one token each, and need no work of their own beside that
+    num_new_tokens: tokens to compute, draft tokens included
+    num_computed_tokens, num_output_tokens: the counts before this step
+    grown: [3, num_new_blocks] int64, blocks that requests get in addition: row, index in the row's block table, id
     """
 
     req_ids: Annotated[list[WireName], Meta(max_length=MAX_ITEMS)]
@@ -107,7 +112,7 @@ class StepBatch:
 
     @classmethod
     def empty(cls) -> StepBatch:
-        """A step without requests."""
+        """Return a step without requests."""
         none = np.zeros(0, dtype=np.int64)
         return cls([], none, none, 0, none, none, none, NOTHING_GROWN)
 
@@ -116,24 +121,25 @@ class StepBatch:
 class SchedulerOutput:
     """One step: which requests compute how many tokens, in which blocks.
 
-    The worker reads batch, scheduled_new_reqs and scheduled_resumed_reqs. num_scheduled_tokens says the same request by
-    request; it is made when it is asked for.
+    The worker reads batch, scheduled_new_reqs and scheduled_resumed_reqs. num_scheduled_tokens holds the same counts by
+    request id, and is computed on demand.
 
-    step_index: 1, 2, 3 … counts the steps that compute; 0 for one that does not
-    block_copies: to be done before anything is written; no block is the source of one and the destination of another
-    finished_req_ids: requests that ended since the last step, known to the worker or not: it forgets them before it
-        looks at anything else, since an id may come back at once
+    step_index: counts the steps that compute, 1, 2, 3 …; 0 for a step that computes nothing
+    block_copies: copies to make before the step writes anything; no block is the source of one copy and the destination
+        of another
+    finished_req_ids: requests that ended since the last step, whether the worker knows them or not; the worker forgets
+        them before it reads anything else, since a new request may have the id of one of them
     preempted_req_ids: requests that lost their blocks in this step
-    scheduled_spec_decode_tokens: drafts that this step verifies, by request id
+    scheduled_spec_decode_tokens: draft tokens that this step verifies, by request id
     num_drafts_wanted: [num_requests] int64, how many tokens to draft for each request after this step, in batch order;
-        None: for nobody
-    scheduled_encoder_inputs: items to encode before the forward, by request id
+        None: no request gets draft tokens
+    scheduled_encoder_inputs: images to encode before the forward pass, by request id
     free_encoder_mm_hashes: encoder outputs to forget
-    structured_output_request_ids: requests that need a grammar's mask, with their places in the batch
-    grammar_bitmask: [num_rows, ceil(vocab_size / 32)] int32, 1 for allowed tokens; a row for each of
-        structured_output_request_ids, followed by one for each of its drafts; filled in
-        between schedule() and the forward
-    adapter_commands: what to load and to drop, beside this step
+    structured_output_request_ids: requests that need a grammar's mask, with their positions in the batch
+    grammar_bitmask: [num_rows, ceil(vocab_size / 32)] int32, 1 for allowed tokens; each of
+        structured_output_request_ids has a row, followed by a row for each of its draft tokens; filled in between
+        schedule() and the forward pass
+    adapter_commands: adapters to load and to drop while this step runs
     """
 
     batch: StepBatch
@@ -163,7 +169,7 @@ class SchedulerOutput:
     kv_connector_metadata: KVConnectorMetadata | None = None
 
     def is_empty(self) -> bool:
-        """Whether the worker has nothing to do, not even to forget or to transfer."""
+        """Whether the worker has nothing to do: nothing to compute, to forget or to transfer."""
         no_transfer = self.kv_connector_metadata is None or self.kv_connector_metadata.is_empty()
         is_forgetful = self.finished_req_ids or self.preempted_req_ids or self.free_encoder_mm_hashes
         has_commands = self.adapter_commands is not None
@@ -171,5 +177,5 @@ class SchedulerOutput:
 
     @property
     def num_scheduled_tokens(self) -> dict[str, int]:
-        """Tokens to compute, by request id, in batch order."""
+        """The numbers of tokens to compute, by request id, in batch order."""
         return dict(zip(self.batch.req_ids, self.batch.num_new_tokens.tolist(), strict=True))

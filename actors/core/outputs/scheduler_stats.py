@@ -16,7 +16,10 @@ from kv_transfer.transfer_stats import TransferStats
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Prefix cache look-ups, counted once per admission. reset: whether the cache was reset since the last report."""
+    """Prefix cache look-ups; one is counted each time a request is admitted.
+
+    reset: whether the cache was emptied since the last report
+    """
 
     reset: bool = False
     requests: Total = 0
@@ -41,21 +44,21 @@ class SpecDecodingStats:
 
 @dataclass(slots=True)
 class EmbeddingStats:
-    """Embeddings of images between engines. What their bytes take of the links is in TransferStats, as for KV."""
+    """Counters of image embeddings that engines send each other. TransferStats counts their bytes, together with KV."""
 
     num_received: Total = 0
     """Images whose embeddings came from an encode engine."""
     num_failed: Total = 0
     """Fetches that failed; this engine encodes the image itself."""
     num_sent: Total = 0
-    """Images whose embeddings were staged here for others."""
+    """Images whose embeddings this engine has sent to other engines."""
     num_not_sent: Total = 0
-    """Fetches of others that got nothing: no room in time, or the image was forgotten."""
+    """Fetches of other engines that this engine refused: it had no room in time, or had forgotten the image."""
 
 
 @dataclass(slots=True)
 class SchedulerStats:
-    """A snapshot of one engine's scheduler. Totals run since its start."""
+    """A snapshot of one engine's scheduler. Totals count from the engine's start."""
 
     num_running_reqs: Total = 0
     num_waiting_reqs: Total = 0
@@ -75,7 +78,7 @@ class SchedulerStats:
     num_late_completions: Total = 0
     """Completions that came late, twice or for an unknown request, and were dropped."""
     num_refused_handoffs: Total = 0
-    """Handoffs refused because the engines' ranks were in the wrong order, or not this engine's rank."""
+    """Handoffs refused because the two engines' handoff ranks were in the wrong order, or not those of the ticket."""
     prefix_cache_stats: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     spec_decoding_stats: SpecDecodingStats | None = None
     num_corrupted_reqs: Total = 0
@@ -96,6 +99,6 @@ class SchedulerStats:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any is here, be it one that has ended and whose blocks are still read."""
+        """Whether the engine has any request, including finished ones whose blocks a transfer still holds."""
         num_unfinished = self.num_running_reqs + self.num_waiting_reqs + self.num_waiting_for_remote_kvs
         return num_unfinished + self.num_held_reqs > 0

@@ -1,14 +1,14 @@
-"""Decides which adapters the workers have, and keeps the requests that wait for an adapter to be loaded.
+"""Decides which LoRA adapters the workers load, and keeps the requests that wait until their adapter is loaded.
 
-Loading goes on beside the steps: one step carries the command to the workers, a later one brings the result. An adapter
-is
+Workers load adapters in the background: one step carries the command to the workers, a later one returns the result. An
+adapter is
     wanted   a request or a caller of preload() needs it, and there is no room for it yet
-    loading  the workers have the command
-    loaded   every rank has it
+    loading  the workers have the command to load it
+    loaded   every rank has loaded it
 Invariants:
 - at most max_adapters are loading or loaded
 - an adapter is dropped only when it is loaded, and neither an unfinished request nor a caller of preload() needs it
-- a request waits here exactly while its adapter is not loaded
+- a request waits here as long as its adapter is not loaded, and no longer
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class AdapterWaitOver:
     """A request whose wait is over.
 
     failure: why the request does not get its adapter; None if it does
-    is_adapters_fault: whether the load itself failed, and not the wait
+    is_adapters_fault: True if the load failed; False if it took too long
     """
 
     request: Request
@@ -40,8 +40,9 @@ class AdapterWaitOver:
 class _Entry:
     """One adapter.
 
-    waiting: requests that need the adapter and cannot go on; users: ids of all unfinished requests that need it
-    callers: told of the load's result, for preload()
+    waiting: the requests that wait until the adapter is loaded, by id
+    users:   ids of all unfinished requests that need the adapter
+    callers: functions that preload() was given, to be called with the load's result
     """
 
     adapter: Adapter
@@ -57,16 +58,16 @@ class _Entry:
 
 
 class AdapterCache:
-    """The scheduler's view of the adapters; only the engine thread may call it.
+    """The scheduler's record of the adapters that the workers have. Only the engine thread may call its methods.
 
-    The workers' end is actors/model/lora/store.py.
+    actors/model/lora/store.py keeps the adapters in the workers.
     """
 
     def __init__(self, max_adapters: int, timeout_s: float, loaded: Iterable[Adapter] = ()) -> None:
-        """timeout_s: how long a request waits for its adapter; loaded: the workers' adapters from the start."""
+        """timeout_s: how long a request waits for its adapter; loaded: adapters that the workers have already."""
         self._max_adapters = max_adapters
         self._timeout_s = timeout_s
-        # Ordered by last use, the adapter that was used longest ago first.
+        # In the order of last use, the least recently used adapter first.
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         for adapter in loaded:
             self._entries[adapter.key] = _Entry(adapter, is_loaded=True)
@@ -76,9 +77,9 @@ class AdapterCache:
         self._stats = AdapterStats()
 
     def start(self, request: Request, now_s: float) -> bool:
-        """Note that a request needs its adapter from now on, to its end. Returns whether the request has to wait."""
+        """Note that a request needs its adapter until the request ends. Returns whether the request has to wait."""
         adapter = request.lora
-        assert adapter is not None, "it needs none"
+        assert adapter is not None, "the request needs no adapter"
         entry = self._use(adapter)
         entry.users.add(request.request_id)
         if entry.is_loaded:
@@ -88,7 +89,7 @@ class AdapterCache:
         return True
 
     def preload(self, adapter: Adapter, on_done: Callable[[str | None], None]) -> None:
-        """Load an adapter that no request needs yet. on_done: called with None, or with why the load failed."""
+        """Load an adapter before a request needs it. on_done: called with None, or with why the load failed."""
         entry = self._use(adapter)
         if entry.is_loaded:
             on_done(None)
@@ -102,7 +103,7 @@ class AdapterCache:
         return entry
 
     def release(self, request: Request) -> None:
-        """Note that a request has ended, waiting or not. A second call changes nothing."""
+        """Note that a request has ended, whether it was waiting or not. A second call changes nothing."""
         if request.lora is None or (entry := self._entries.get(request.lora.key)) is None:
             return
         entry.users.discard(request.request_id)
@@ -137,12 +138,12 @@ class AdapterCache:
         return False
 
     def take_in(self, loads: Mapping[str, str | None]) -> None:
-        """Take in the results of loads, by the adapter's key: None, or why the load has failed."""
+        """Process the results of loads, by the adapter's key: None, or why the load has failed."""
         for key, failure in loads.items():
             entry = self._entries[key]
             entry.is_loading, entry.is_loaded = False, failure is None
             if failure is not None:
-                # Some of the ranks may have loaded it.
+                # Some ranks may have loaded the adapter, so all ranks have to drop it.
                 del self._entries[key]
                 self._drops.append(key)
                 self._stats.num_failed_loads += 1
@@ -155,7 +156,7 @@ class AdapterCache:
                 on_done(failure)
 
     def take_over(self, now_s: float) -> list[AdapterWaitOver]:
-        """Take out the requests whose adapter is loaded, cannot be loaded, or took too long."""
+        """Remove and return the requests whose adapter is loaded, cannot be loaded, or took too long."""
         over = [one for one in self._over if not one.request.is_finished()]
         self._over = []
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
@@ -171,7 +172,7 @@ class AdapterCache:
         return None if first is None else first[0][0]
 
     def waiting(self) -> list[Request]:
-        """The requests that wait here; also those whose wait is over, until take_over() takes them out."""
+        """Return the requests that wait here, including those whose wait is over until take_over() removes them."""
         over = [one.request for one in self._over if not one.request.is_finished()]
         return [*over, *(request for entry in self._entries.values() for request in entry.waiting.values())]
 
@@ -182,7 +183,7 @@ class AdapterCache:
         return AdapterStats(loaded, len(self.waiting()), stats.num_loads, stats.num_failed_loads, stats.num_evictions)
 
     def check_integrity(self) -> None:
-        """Raise IntegrityError if there are more adapters than may be, or somebody waits for one that is there."""
+        """Raise IntegrityError if there are too many adapters, or if a request waits for an adapter that is loaded."""
         if sum(entry.is_loading or entry.is_loaded for entry in self._entries.values()) > self._max_adapters:
             raise IntegrityError(f"more than {self._max_adapters} adapters are loading or loaded")
         for key, entry in self._entries.items():

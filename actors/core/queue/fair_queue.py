@@ -12,16 +12,20 @@ from actors.core.queue.request_queue import FLOW_LANE, FRONT_LANE, RequestQueue,
 from actors.core.requests.request import Request
 
 _Rank = tuple[float, float, int]
-"""The order of flows: the level of the flow's first request, its start tag, and, among equals, whose turn is older."""
+"""The order of flows: the priority level of the flow's first request, the flow's start tag, and the number of its turn.
+
+The smallest comes first; the number decides between equals in favour of the flow that was added or served earlier.
+"""
 
 
 def create_request_queue(config: SchedulerConfig) -> RequestQueue:
     """Make an empty queue of the configured policy and fairness.
 
-    With fairness "tenant" tenants share, and within each the ingresses; with "ingress" the ingresses alone. There, what
-    is more urgent by the policy comes first, through whichever ingress it has come.
+    With fairness "tenant", tenants share the engine, and the ingresses share each tenant's part. With "ingress", the
+    ingresses share the engine. Between ingresses, a request that is more urgent by the priority policy comes first,
+    whichever ingress it came through.
     """
-    # Positions outlive a flow's queue, which is closed when it is empty: one count for all of them.
+    # A flow's queue is removed when it is empty, but its requests keep their positions. So all queues use one counter.
     arrivals = itertools.count(0)
 
     def make_flat() -> RequestQueue:
@@ -44,14 +48,17 @@ def _ingress_of(request: Request) -> str:
 
 
 class FairRequestQueue:
-    """Weighted fair: each flow that has requests waiting gets its share of what is served, whoever has more of them.
+    """Serves flows (tenants, or ingresses) by weighted fair queueing, however many requests each of them has.
 
-    Start-time fair queueing (Goyal, Vin, Cheng 1996): a flow has a start tag; the one with the smallest is next;
-    serving a request of cost c moves its tag on by c / weight, and the virtual time to its old tag. A flow that had
-    nothing waiting begins at the virtual time, so that it gains nothing by having been idle. A request's cost is its
-    prompt and the tokens that it may generate. Within a flow its own queue decides. Preempted requests come before all
-    others: they have been paid for. A restored request has its old place among its flow's; if its flow had nothing
-    else waiting, it comes back at the virtual time, before its equals. With one flow the order is its queue's own.
+    The algorithm is start-time fair queueing (Goyal, Vin, Cheng 1996). Each flow has a start tag, and the flow with the
+    smallest tag is served next. Serving a request of cost c adds c / weight to the flow's tag; the virtual time becomes
+    the tag that the flow had before. A flow without waiting requests gets the virtual time as its tag when a request
+    comes, so it gains nothing by having been idle. A request's cost is the number of its prompt tokens and of the
+    tokens that it may generate. Within a flow, the flow's own queue decides.
+
+    Preempted requests come before all others, since their flow has been charged for them. A restored request gets its
+    old position within its flow; if its flow had no other request waiting, the flow comes back at the virtual time,
+    before flows with the same tag.
     """
 
     def __init__(
@@ -63,9 +70,13 @@ class FairRequestQueue:
         weights: Mapping[str, float] | None = None,
         has_levels: bool = False,
     ) -> None:
-        """make_queue: for one flow; weights: by flow, 1 where there is none
+        """Make an empty queue.
 
-        has_levels: flows share among equals only: what the policy calls more urgent comes first, preempted or not
+        flow_of:    returns the flow that a request belongs to
+        make_queue: makes the queue of one flow
+        weights:    by flow; a flow without one has weight 1
+        has_levels: fairness holds only among requests of the same priority level; more urgent requests come first,
+            whether they were preempted or not
         """
         self._config = config
         self._flow_of = flow_of
@@ -87,19 +98,19 @@ class FairRequestQueue:
         return len(self._finish_tags)
 
     def add_request(self, request: Request) -> None:
-        """Add a request to its flow's queue, at the end or where the policy says."""
+        """Add a request to its flow's queue, at the position that the policy gives it."""
         flow = self._flow_of(request)
         self._open(flow).add_request(request)
         self._note_first(flow)
         self._num_requests += 1
 
     def assign_position(self, request: Request) -> None:
-        """Give a request its position among its flow's, without adding it. Positions are comparable across queues."""
+        """Give a request its position within its flow, without adding it. Positions can be compared across queues."""
         queue = self._queues.get(self._flow_of(request))
         (self._make_queue() if queue is None else queue).assign_position(request)
 
     def restore_request(self, request: Request) -> None:
-        """Bring a request back to its place among its flow's, or among those that were prepended."""
+        """Put a request back at its old position, within its flow or among the preempted requests."""
         if request.queue_position[0] == FRONT_LANE:
             self._front.restore_request(request)
         else:
@@ -109,7 +120,7 @@ class FairRequestQueue:
         self._num_requests += 1
 
     def prepend_request(self, request: Request) -> None:
-        """Add a request before those of all flows that have not run yet; with levels, where its own says."""
+        """Add a preempted request before all requests that have not run yet; with levels, at its level's position."""
         if self._has_levels:
             self.add_request(request)
         else:
@@ -126,13 +137,13 @@ class FairRequestQueue:
         return self._queues[first[1]].peek_request()
 
     def pop_request(self) -> Request:
-        """Take the next request out, and charge its flow. Raises IndexError if there is none."""
+        """Remove and return the next request, and charge its flow. Raises IndexError if there is none."""
         request = self._front.pop_request() if self._front else self._pop_first_flows()
         self._num_requests -= 1
         return request
 
     def remove_request(self, request: Request) -> bool:
-        """Take a request out without charging anybody; returns whether it was there."""
+        """Remove a request without charging its flow. Returns whether it was in the queue."""
         flow = self._flow_of(request)
         queue = self._queues.get(flow)
         if not self._front.remove_request(request) and (queue is None or not queue.remove_request(request)):
@@ -143,7 +154,7 @@ class FairRequestQueue:
         return True
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take several requests out."""
+        """Remove several requests without charging their flows."""
         for request in requests:
             self.remove_request(request)
 
@@ -151,7 +162,7 @@ class FairRequestQueue:
         return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate in the order in which they would be served if nothing came or went."""
+        """Iterate over the requests in the order in which they would be served if no others came."""
         yield from self._front
         num_turns = self._num_turns
         waiting = {flow: iter(self._queues[flow]) for flow in self._ranks}
@@ -174,7 +185,7 @@ class FairRequestQueue:
             raise IndexError("pop from an empty queue")
         (level, start_tag, _), flow = first
         request = self._queues[flow].pop_request()
-        # With levels one that is served first may have a later tag than those that wait.
+        # With levels, a flow that is served first may have a larger tag than flows that wait.
         self._virtual_time = max(self._virtual_time, start_tag)
         finish_tag = self._finish_tags[flow] = self._finish_tag(flow, start_tag, request)
         self._num_turns += 1
@@ -187,7 +198,7 @@ class FairRequestQueue:
         return order_of(request, self._config)[0] if self._has_levels else 0.0
 
     def _note_first(self, flow: str) -> None:
-        """Give a flow its rank again if another request of it comes first now."""
+        """Update a flow's rank if its first request has another priority level now."""
         if self._has_levels and (queue := self._queues.get(flow)):
             level, start_tag, turn = self._ranks.order_of(flow)
             if (new_level := self._level_of(queue.peek_request())) != level:
@@ -212,10 +223,10 @@ class FairRequestQueue:
             self._forget_passed_tags()
 
     def _forget_passed_tags(self) -> None:
-        """Forget finish tags that the virtual time has passed: they say nothing any more.
+        """Forget finish tags that are smaller than the virtual time, since they have no effect any more.
 
-        Only when they have doubled, so that this costs O(1) per flow that leaves. When nobody waits any more, the
-        virtual time passes all of them, as at the end of a busy period in the paper.
+        This is done when the number of tags has doubled, so it costs O(1) for each flow that leaves. When no request
+        waits, the virtual time becomes the largest tag, as at the end of a busy period in the paper.
         """
         if not self._queues:
             self._virtual_time = max(self._virtual_time, max(self._finish_tags.values(), default=0.0))

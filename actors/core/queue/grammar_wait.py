@@ -31,14 +31,14 @@ class GrammarWait:
         """Let a request wait for its grammar."""
         params = request.sampling_params.structured_output
         assert self._manager is not None, "a request with a grammar is refused before it waits here"
-        assert params is not None, "it has no grammar to wait for"
+        assert params is not None, "the request has no grammar"
         request.set_status(RequestStatus.WAITING_FOR_FSM, now_s)
         self.requests[request.request_id] = request
         self._deadlines.push(request.request_id, (now_s + self._timeout_s,))
         self._manager.start_compiling(request.request_id, params, request.output_token_ids)
 
     def take_over(self, now_s: float) -> list[Compiled]:
-        """Take out the requests whose grammar is ready, does not compile, or took too long."""
+        """Remove and return the requests whose grammar is ready, does not compile, or took too long."""
         over: list[Compiled] = []
         compiled = {} if self._manager is None else self._manager.take_compiled()
         for request_id, failure in compiled.items():
@@ -52,7 +52,7 @@ class GrammarWait:
         return over
 
     def release(self, request: Request) -> None:
-        """Note that a request has ended, waiting or not."""
+        """Note that a request has ended, whether it was waiting or not."""
         self._take(request.request_id)
         if self._manager is not None and request.sampling_params.structured_output is not None:
             self._manager.release(request.request_id)

@@ -1,4 +1,7 @@
-"""At most max_loras adapters in a batch: a request whose adapter has no slot is set aside, nobody waits behind it."""
+"""Keeps the requests whose LoRA adapter has no slot in the batch, so that no other request waits behind them.
+
+A batch has slots for max_loras adapters.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from actors.core.requests.running_rows import RunningRows
 
 
 class LoraSlots:
-    """Requests that were set aside, by adapter.
+    """The requests that were set aside, by adapter.
 
-    Invariant: an adapter has requests here only while it has no slot, or gives way to another: those of one adapter are
-    all here or all not, but for those that arrived since, or come before who is given way to.
+    Invariant: an adapter has requests here only while it has no slot, or while it gives way to another adapter. Then
+    all its waiting requests are here, except those that arrived later, and those that come before the overdue request.
     """
 
     def __init__(self, config: SchedulerConfig, rows: RunningRows, waits: LoraWaits, *, has_blocks: bool) -> None:
-        """has_blocks: the requests hold blocks, so they take any free slot"""
+        """has_blocks: the requests hold blocks, so they may take any free slot."""
         self._config = config
         self._rows = rows
         self._waits = waits
@@ -31,11 +34,11 @@ class LoraSlots:
         return sum(len(requests) for requests in self._set_aside.values())
 
     def __iter__(self) -> Iterator[Request]:
-        """Iterate over all that are set aside."""
+        """Iterate over all requests that are set aside."""
         return chain.from_iterable(requests.values() for requests in self._set_aside.values())
 
     def may_join(self, request: Request) -> bool:
-        """Whether the batch has, or can take, the request's adapter."""
+        """Whether the request may join the batch, as far as slots for adapters are concerned."""
         if self._has_blocks:
             return request.lora_name is None or self._waits.has_slot(request.lora_name)
         return self._waits.may_join(request)
@@ -47,7 +50,7 @@ class LoraSlots:
         self._waits.begin(request, now_s)
 
     def remove(self, request: Request) -> bool:
-        """Take a request out; returns whether it was here."""
+        """Remove a request. Returns whether it was here."""
         requests = self._set_aside.get(request.lora_name or "")
         if requests is None or requests.pop(request.request_id, None) is None:
             return False
@@ -56,7 +59,7 @@ class LoraSlots:
         return True
 
     def bring_back(self, queue: RequestQueue) -> None:
-        """Put the requests of adapters that run, and of as many others as there are free slots, into the queue."""
+        """Put requests back into the queue: those of adapters in the batch, and of as many others as slots are free."""
         if not self._set_aside:
             return
         active = self._rows.num_by_lora
@@ -69,7 +72,7 @@ class LoraSlots:
             num_free -= self._bring_back(lora_name, queue)
 
     def _in_order(self, lora_names: Iterator[str]) -> list[str]:
-        """The adapter that has waited longest first, unless the policy has another order."""
+        """Return the adapters in the order in which they get slots: longest wait first, or by the priority policy."""
         if self._config.policy == "priority":
             return sorted(lora_names, key=lambda name: min(map(self._order_of, self._set_aside[name].values())))
         return sorted(lora_names, key=self._waits.since)
@@ -78,7 +81,7 @@ class LoraSlots:
         return order_of(request, self._config)
 
     def _bring_back(self, lora_name: str, queue: RequestQueue) -> bool:
-        """Put the requests of an adapter that may join back into the queue; returns whether any did."""
+        """Put those of an adapter's requests that may join back into the queue. Returns whether there were any."""
         ready = [request for request in self._set_aside[lora_name].values() if self.may_join(request)]
         for request in ready:
             self.remove(request)

@@ -1,15 +1,18 @@
-"""How long an adapter waits for a slot: adapters of the batch give way to one that has waited for too long.
+"""Bounds how long a LoRA adapter waits for a slot in the batch, so that no adapter waits for ever.
 
-Without this, requests for max_loras adapters that never stop coming keep those for another one out for ever. A wait
-begins when a request is set aside because its adapter has no slot; the adapter is *overdue* once max_lora_wait_s have
-passed without one. For each overdue adapter that finds no free slot, the adapter that has been in the batch longest
-gives way: none of its requests joins any more, so those that run end, and the slot is free. Then it waits in its turn.
+A batch has slots for max_loras adapters. If requests for that many adapters never stop coming, requests for another
+adapter would never run. So adapters in the batch give way to an adapter that has waited for too long:
+- An adapter's wait begins when one of its requests is set aside because the adapter has no slot. The adapter is
+  *overdue* when max_lora_wait_s have passed and it still has no slot.
+- For each overdue adapter that finds no free slot, one adapter gives way: the one that has been in the batch longest.
+  None of its waiting requests joins the batch any more. When its running requests have ended, its slot is free. From
+  then on the adapter waits like any other.
 
-Held back are only requests that come after the first overdue one (by arrival, or by the policy's order), so whoever is
-held back waits for finitely many others. They are
-- requests of adapters that give way, and of others that would take a slot that is kept for an overdue adapter;
-- loads: a request whose load is over holds blocks that an overdue one may need, so it always may take a free slot; and
-  there must not be more and more of them.
+Some requests are held back meanwhile. They all come after the first overdue request, by arrival or by the policy's
+order, so a request is held back for finitely many others only. They are
+- requests of adapters that give way, and of adapters that would take a slot which an overdue adapter needs;
+- requests whose KV would have to be loaded. A request whose load is over may always take a free slot, since it holds
+  blocks that an overdue request may need. So the number of loads must not grow meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ _Position = tuple[float, float, str]
 
 @dataclass(slots=True)
 class _Wait:
-    """The requests of an adapter that have been set aside, and since when the adapter has had no slot."""
+    """The requests of an adapter that have been set aside.
+
+    since_s: since when the adapter has had no slot, by the engine's clock
+    """
 
     since_s: float
     requests: dict[str, Request] = field(default_factory=dict)
@@ -36,7 +42,7 @@ class _Wait:
 class LoraWaits:
     """Decides which adapters are overdue, which give way to them, and which loads are held back meanwhile.
 
-    Requests without an adapter are never held back, and cost nothing here.
+    Requests without an adapter are never held back, and take no time here.
     """
 
     def __init__(self, config: SchedulerConfig, rows: RunningRows) -> None:
@@ -50,12 +56,12 @@ class LoraWaits:
     # -- waits ---------------------------------------------------------------------------------------------------
 
     def begin(self, request: Request, now_s: float) -> None:
-        """Note that a request has no slot. now_s: the engine's clock"""
+        """Note that a request's adapter has no slot. now_s: seconds by the engine's clock."""
         assert request.lora_name is not None
         self._waits.setdefault(request.lora_name, _Wait(now_s)).requests[request.request_id] = request
 
     def end(self, request: Request) -> None:
-        """Note that a request runs, has ended, or waits for something else than a slot."""
+        """Note that a request does not wait for a slot any more: it runs, has ended, or waits for something else."""
         if request.lora_name is None:
             return
         self.held_loads.pop(request.request_id, None)
@@ -64,16 +70,16 @@ class LoraWaits:
             del self._waits[request.lora_name]
 
     def since(self, lora_name: str) -> float:
-        """Return the engine's clock when the adapter's wait began; it has one."""
+        """Return when the adapter's wait began, in seconds by the engine's clock. The adapter has to be waiting."""
         return self._waits[lora_name].since_s
 
     def look(self, now_s: float) -> None:
-        """Find out, before a step is put together, which adapters are overdue."""
+        """Find out which adapters are overdue. The scheduler calls this before each step."""
         if not self._waits:
             self._overdue, self._first = [], None
             return
         for lora_name in self._waits.keys() & self._rows.num_by_lora.keys():
-            # While an adapter gives way its requests wait, but it has its slot.
+            # An adapter that gives way still has its slot while its requests wait, so its own wait has not begun.
             self._waits[lora_name].since_s = now_s
         longest = now_s - self._config.max_lora_wait_s
         self._overdue = [lora_name for lora_name, wait in self._waits.items() if wait.since_s <= longest]
@@ -83,12 +89,12 @@ class LoraWaits:
     # -- questions -----------------------------------------------------------------------------------------------
 
     def has_slot(self, lora_name: str) -> bool:
-        """Whether the batch has, or can take, an adapter."""
+        """Whether the adapter is in the batch, or the batch has a free slot."""
         active = self._rows.num_by_lora
         return lora_name in active or len(active) < self._config.max_loras
 
     def may_join(self, request: Request) -> bool:
-        """Whether a waiting request without blocks may join the batch, as far as adapters go."""
+        """Whether a waiting request without blocks may join the batch, as far as slots for adapters are concerned."""
         lora_name = request.lora_name
         if lora_name is None:
             return True
@@ -104,7 +110,7 @@ class LoraWaits:
         return lora_name not in islice(active, max(0, num_waiting - num_free))
 
     def may_load(self, request: Request) -> bool:
-        """Whether a request's load may begin. It takes no slot before it is over."""
+        """Whether a request's load may begin. The request takes no slot before the load is over."""
         return request.lora_name is None or not self._comes_after(request)
 
     def _comes_after(self, request: Request) -> bool:
@@ -118,7 +124,7 @@ class LoraWaits:
     # -- loads ---------------------------------------------------------------------------------------------------
 
     def hold_load(self, request: Request, queue: RequestQueue) -> None:
-        """Keep a request whose load may not begin, out of its queue."""
+        """Take a request whose load may not begin out of its queue, and keep it."""
         queue.remove_request(request)
         self.held_loads[request.request_id] = (request, queue)
 

@@ -13,7 +13,7 @@ OrderT = TypeVar("OrderT", bound=tuple[float, ...])
 
 
 class RemovableHeap(Generic[OrderT]):
-    """Request ids by (order, request id), the smallest first. Each id is in it at most once."""
+    """Request ids in the order of (order, request id), the smallest first. Each id is in the heap at most once."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[OrderT, str]] = []
@@ -49,7 +49,7 @@ class RemovableHeap(Generic[OrderT]):
         return self._order_of[request_id]
 
     def remove(self, request_id: str) -> bool:
-        """Take an id out; returns whether it was there."""
+        """Remove an id. Returns whether it was in the heap."""
         if self._order_of.pop(request_id, None) is None:
             return False
         if len(self._heap) > 2 * len(self._order_of) + 64:

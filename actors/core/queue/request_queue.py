@@ -1,4 +1,8 @@
-"""The order in which waiting requests are admitted. Every operation is O(log n) at most, however many wait."""
+"""The order of waiting requests by arrival or priority. Every operation is O(log n) at most, however many wait.
+
+By default (scheduler.fairness) each ingress has such a queue of its own, and fair_queue.py chooses the queue whose
+first request is next.
+"""
 
 from __future__ import annotations
 
@@ -11,33 +15,33 @@ from actors.core.queue.removable_heap import RemovableHeap
 from actors.core.requests.request import Request
 
 FRONT_LANE: Final = 0.0
-"""First part of a request's position where there are several queues: it says in which one the request is."""
+"""The first number of a request's position where there are several queues; it tells which queue the request is in."""
 FLOW_LANE: Final = 1.0
 
 
 class RequestQueue(Protocol):
-    """Waiting requests, the next one first. Each is in it at most once."""
+    """Waiting requests, the next one first. Each request is in the queue at most once."""
 
     def add_request(self, request: Request) -> None:
-        """Add a request at its place."""
+        """Add a request at the position that the policy gives it."""
 
     def assign_position(self, request: Request) -> None:
-        """Give a request the place that it would have if it were added now, without adding it: see restore_request."""
+        """Give a request the position that it would get if it were added now; restore_request() adds it there later."""
 
     def prepend_request(self, request: Request) -> None:
-        """Add a request that was preempted: it goes before all that the policy counts as its equals."""
+        """Add a preempted request, before all requests that are its equals by the policy."""
 
     def restore_request(self, request: Request) -> None:
-        """Bring a request back that was taken out only to be set aside: it gets the place that it had."""
+        """Add a request that was set aside, at the position that it had before."""
 
     def peek_request(self) -> Request:
         """Return the next request. Raises IndexError if there is none."""
 
     def pop_request(self) -> Request:
-        """Take the next request out because it is served. Raises IndexError if there is none."""
+        """Remove and return the next request, to serve it. Raises IndexError if there is none."""
 
     def remove_request(self, request: Request) -> bool:
-        """Take a request out, wherever it stands, without serving it; returns whether it was there."""
+        """Remove a request from any position, without serving it. Returns whether it was in the queue."""
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         """Take several requests out."""
@@ -48,9 +52,9 @@ class RequestQueue(Protocol):
 
 
 class _HeapQueue:
-    """Requests by their queue_position; who assigns the positions makes the policy.
+    """Requests in the order of their queue_position. Subclasses assign the positions, and so define the policy.
 
-    lane: every place begins with it, so that a place says in which of several queues it is
+    lane: the first number of every position, which tells in which of several queues a request is
     """
 
     def __init__(self, lane: float = 0.0) -> None:
@@ -59,7 +63,7 @@ class _HeapQueue:
         self._heap: RemovableHeap[tuple[float, ...]] = RemovableHeap()
 
     def restore_request(self, request: Request) -> None:
-        """Add a request at the place that it had."""
+        """Add a request at the position that it had before."""
         self._requests[request.request_id] = request
         self._heap.push(request.request_id, request.queue_position)
 
@@ -95,9 +99,9 @@ class _HeapQueue:
 
 
 class FCFSRequestQueue(_HeapQueue):
-    """First come, first served; what is prepended comes before all.
+    """Serves requests in the order in which they came; prepended requests come before all others.
 
-    arrivals: counts what is added, here and in other queues whose positions must stay comparable with these
+    arrivals: the counter that positions are taken from; queues whose positions have to be comparable share one
     """
 
     def __init__(self, lane: float = 0.0, arrivals: Iterator[int] | None = None) -> None:
@@ -106,7 +110,7 @@ class FCFSRequestQueue(_HeapQueue):
         self._first = itertools.count(-1, -1)
 
     def assign_position(self, request: Request) -> None:
-        """Give a request the place at the end, without adding it."""
+        """Give a request the position at the end, without adding it."""
         request.queue_position = (self._lane, float(next(self._last)))
 
     def add_request(self, request: Request) -> None:
@@ -137,15 +141,16 @@ class PriorityRequestQueue(_HeapQueue):
         self.restore_request(request)
 
     def prepend_request(self, request: Request) -> None:
-        """Add a request: its priority and arrival say where, whether it is new or comes back."""
+        """Add a request at the position of its priority and arrival, whether it is new or was preempted."""
         self.add_request(request)
 
 
 def order_of(request: Request, config: SchedulerConfig) -> tuple[float, float, str]:
     """Return the sort key of the priority policy: it serves the smallest first, and preempts the largest first.
 
-    With priority_ageing_s a request rises by one level for each priority_ageing_s seconds that it waits. All requests
-    rise alike, so the order of two never changes: it is the order of priority + arrival_time / priority_ageing_s.
+    With priority_ageing_s, a request rises by one level for each priority_ageing_s seconds that it waits. All requests
+    rise equally fast, so the order of two requests never changes: it is that of
+    priority + arrival_time / priority_ageing_s.
     """
     level = float(request.priority)
     if config.priority_ageing_s is not None:

@@ -15,12 +15,12 @@ from actors.core.requests.running_rows import RunningRows
 
 @dataclass(slots=True)
 class Queues:
-    """The scheduler's queues. RemoteKV has the requests that wait for a peer, Preparation those for a grammar or
-    an adapter.
+    """The scheduler's queues.
 
-    running: RUNNING
-    loaded: WAITING, with all the blocks that the next token needs: their load is over
-    waiting: WAITING or PREEMPTED, without blocks
+    RemoteKV keeps the requests that wait for another engine, Preparation those that wait for a grammar or an adapter.
+    running: requests with status RUNNING
+    loaded:  requests with status WAITING whose load is over; they hold all blocks that their next token needs
+    waiting: requests with status WAITING or PREEMPTED, without blocks
     waiting_for_lora, loaded_for_lora: like waiting and loaded, but set aside until their adapter has a slot
     lora_waits: how long adapters have waited for a slot, and the loads that are held back for them
     """
@@ -47,7 +47,7 @@ class Queues:
         )
 
     def remove(self, request: Request) -> None:
-        """Take a request out of the place where it is, if it is in any."""
+        """Remove a request from the queue that it is in, if any."""
         self.lora_waits.end(request)
         _ = (
             self.running.remove(request)
@@ -58,10 +58,10 @@ class Queues:
         )
 
     def all_loaded(self) -> list[Request]:
-        """The requests that wait for their turn with blocks, whatever else they wait for."""
+        """Return the waiting requests whose load is over, including those whose adapter has no slot."""
         return [*self.loaded, *self.loaded_for_lora]
 
     def others_wait(self, request: Request) -> bool:
-        """Whether any other request waits for its turn."""
+        """Whether any request other than this one waits to be admitted."""
         is_waiting = request.status is not RequestStatus.RUNNING
         return len(self.waiting) + len(self.loaded) > is_waiting

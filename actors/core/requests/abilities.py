@@ -25,13 +25,16 @@ class Ability(StrEnum):
 def engine_abilities(
     worker_abilities: Iterable[Ability], connector: object | None, structured_output: object | None
 ) -> frozenset[Ability]:
-    """Return what the whole engine can do: a handoff needs a connector as well, a grammar a compiler."""
+    """Return the abilities of the whole engine: handoffs need a KV connector too, and grammars a compiler.
+
+    connector, structured_output: None if the engine has none
+    """
     lacks = {Ability.HANDOFF: connector is None, Ability.STRUCTURED_OUTPUT: structured_output is None}
     return frozenset(ability for ability in worker_abilities if not lacks.get(ability, False))
 
 
 def needed_abilities(request: Request) -> set[Ability]:
-    """Return what an engine has to be able to do for a request."""
+    """Return the abilities that an engine needs for a request."""
     params, pooling = request.sampling_params, request.pooling_params
     needs = {
         Ability.GENERATION: pooling is None,

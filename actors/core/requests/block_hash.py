@@ -1,11 +1,12 @@
-"""Names for full blocks of tokens: equal prefixes have equal names, in every process.
+"""Hashes full blocks of tokens. Equal prefixes have equal hashes in every process, so a hash names a cached block.
 
-A block's hash covers its parent's hash, its own tokens and what else its KV depends on (ExtraKeys), so it stands for
-the whole prefix. The chain starts from a hash of cache_salt: requests of different salts share nothing.
+A block's hash covers the hash of the block before it (its parent), the block's tokens, and what else its KV depends on
+(ExtraKeys); so it stands for the whole prefix. The parent of the first block is a hash of cache_salt, so requests with
+different salts share no block.
 
-A hash is BLAKE2b of 16 bytes, keyed with a key that the cluster's engines and ingresses share and nobody else knows. A
-client who chooses tokens can so neither look for two prompts with one name (vLLM: CVE-2025-25183), nor tell a prompt
-from its name.
+A hash is BLAKE2b with 16 bytes of output, keyed with a key that only the cluster's engines and ingresses know. So a
+client that chooses tokens cannot search for two prompts with the same hash (vLLM: CVE-2025-25183), and nobody without
+the key can test which prompt a hash belongs to.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ PUBLIC_KEY: Final = BlockHashKey(bytes(_KEY_SIZE_BYTES))
 
 @dataclass(frozen=True, slots=True)
 class ExtraKeys:
-    """Everything but its tokens that a prompt's KV depends on.
+    """Everything except the tokens that a prompt's KV depends on.
 
-    cache_salt: keeps apart those who must not see each other's hits
-    lora_name:  the adapter, by a name that no other weights have (Adapter.key)
-    mm_features: what stands in the place of placeholder tokens
-    prompt_embeds_digest: names the embeddings that stand in the place of all tokens
+    cache_salt: keeps apart clients that must not see each other's hits
+    lora_name:  the adapter's key (Adapter.key), which other weights never have
+    mm_features: the images that replace placeholder tokens
+    prompt_embeds_digest: a digest of the embeddings that replace all tokens
     """
 
     cache_salt: str | None = None
@@ -69,29 +70,29 @@ class ExtraKeys:
 
 
 class BlockHasher:
-    """Hashes the full blocks of one block size with one key. It has no state: requests share it."""
+    """Hashes full blocks of one block size with one key. A hasher has no state, so requests share one."""
 
     __slots__ = ("_begin", "_cut", "_key", "block_size")
 
     def __init__(self, block_size: int, key: BlockHashKey) -> None:
         self.block_size = block_size
         self._key = key
-        # A copy of a hash that has taken its key costs half of a new one.
+        # Copying a keyed hash object costs half as much as making one.
         self._begin = blake2b(digest_size=_HASH_SIZE_BYTES, key=key.value)
         self._cut = Struct(f"{block_size * calcsize('i')}s").iter_unpack
 
     def extend(self, block_hashes: list[BlockHash], token_ids: Sequence[int], keys: ExtraKeys) -> None:
-        """Append the hashes of the blocks that token_ids fills beyond those that block_hashes already names.
+        """Append the hashes of the full blocks of token_ids that block_hashes does not have yet.
 
-        block_hashes: of token_ids' first blocks, all of them made by this method with the same keys
-        token_ids:    the request's tokens from its first one on, each in [0, 2^31)
+        block_hashes: the hashes of the first blocks of token_ids, all made by this method with the same keys
+        token_ids:    the request's tokens from the first one on, each in [0, 2^31)
         """
         first = len(block_hashes)
         last = len(token_ids) // self.block_size
         if first >= last:
             return
         new_token_ids = token_ids[first * self.block_size : last * self.block_size]
-        # pack() reads the list three times as fast as array() does, iter_unpack() cuts without slices.
+        # pack() is three times as fast as array(), and iter_unpack() makes no slices.
         blocks = self._cut(pack(f"{len(new_token_ids)}i", *new_token_ids))
         parent = block_hashes[-1] if block_hashes else self.root_hash(keys.cache_salt)
         begin, append = self._begin.copy, block_hashes.append
@@ -107,7 +108,7 @@ class BlockHasher:
             append(parent)
 
     def name_all(self, token_ids: Sequence[int], keys: ExtraKeys) -> BlockHash:
-        """Name all of token_ids as one block, whatever the block size."""
+        """Return a hash of all of token_ids as if they were one block, independent of the block size."""
         names: list[BlockHash] = []
         BlockHasher(len(token_ids), self._key).extend(names, token_ids, keys)
         return names[0]
@@ -115,9 +116,9 @@ class BlockHasher:
     def name_tail(
         self, block_hashes: Sequence[BlockHash], token_ids: Sequence[int], keys: ExtraKeys
     ) -> BlockHash | None:
-        """Return the name of what token_ids has after its last full block; None if it has nothing there.
+        """Return a hash of the tokens after the last full block of token_ids; None if there are none.
 
-        block_hashes: of token_ids' full blocks at least
+        block_hashes: the hashes of all full blocks of token_ids; further ones are ignored
         """
         num_full = len(token_ids) // self.block_size
         tail = token_ids[num_full * self.block_size :]
@@ -128,7 +129,7 @@ class BlockHasher:
         return self._digest(parent + tokens + self._extra(num_full, keys))
 
     def root_hash(self, cache_salt: str | None) -> BlockHash:
-        """Return the parent of block 0. No salt and an empty one are different."""
+        """Return the hash that block 0 has as its parent. It differs between no salt and an empty salt."""
         return self._digest(_ROOT if cache_salt is None else _ROOT + b"\0" + cache_salt.encode())
 
     def _digest(self, content: bytes) -> BlockHash:
@@ -137,7 +138,7 @@ class BlockHasher:
         return digest.digest()
 
     def _extra(self, block: int, keys: ExtraKeys) -> bytes:
-        """Encode a block's own keys: each with its kind and its length, so that no two lists of keys look alike."""
+        """Encode a block's extra keys, each with its kind and its length, so that different keys never look alike."""
         begin = block * self.block_size
         parts = [
             (b"m", f"{feature.offset - begin}:{feature.mm_hash}".encode())

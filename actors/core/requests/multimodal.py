@@ -1,4 +1,7 @@
-"""Items of a prompt that an encoder turns into embeddings: where they stand and how large they are."""
+"""Images of a prompt, which an encoder turns into embeddings: their positions and sizes, and the encoder's inputs.
+
+Messages and names follow vLLM, which calls an image, or anything like it, a multimodal item.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from msgspec import Meta
 from kv_transfer.message_ranges import Bulk, Count, PositiveCount, Word
 
 EMBEDDINGS: Final = "embeddings"
-"""The name, among an EncoderInput's arrays, of embeddings that an encode engine has made already."""
+"""The key, in EncoderInput.arrays, of embeddings that an encode engine has already computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class MultiModalFeature:
-    """One image, or another item.
+    """One image of a prompt.
 
-    mm_hash:    hash of its content: equal items are encoded once
-    offset, length: position and number of its placeholder tokens in the prompt
-    num_embeds: embeddings that the encoder makes of it; the encoder's budget and cache count these
-    grid:       (frames, rows, columns) of its tokens, for models whose positions depend on them
+    mm_hash:    hash of the image's content; equal images are encoded once
+    offset, length: position of the image's first placeholder token in the prompt, and their number
+    num_embeds: how many embeddings the encoder makes of the image; the encoder's budget and cache count these
+    grid:       (frames, rows, columns) of the image's tokens, for models whose positions depend on them
     """
 
     mm_hash: Word
@@ -33,7 +36,7 @@ class MultiModalFeature:
 
     @property
     def encoder_key(self) -> str:
-        """The key of its embeddings in the encoder cache; an item with another number of embeddings has another key."""
+        """The key of the image's embeddings in the encoder cache; it differs for another number of embeddings."""
         return f"{self.mm_hash}/{self.num_embeds}"
 
     @property
@@ -44,9 +47,10 @@ class MultiModalFeature:
 
 @dataclass(frozen=True, slots=True)
 class PackedArray:
-    """A numpy array as messages carry it.
+    """A numpy array in a message.
 
-    dtype: numpy's name of it; data: the elements in C order, little-endian
+    dtype: numpy's name of the dtype
+    data: the elements in C order, little-endian
     """
 
     dtype: Word
@@ -56,7 +60,7 @@ class PackedArray:
 
 @dataclass(frozen=True, slots=True)
 class EncoderInput:
-    """An item as the model's processor prepared it for the encoder.
+    """An image as the model's processor prepared it for the encoder.
 
     arrays: the encoder's arguments, by name
     """
@@ -88,7 +92,7 @@ class ProcessedImage:
 
 
 def find_feature_mistake(features: Sequence[MultiModalFeature], num_prompt_tokens: int) -> str | None:
-    """Say what is wrong with a prompt's items, or return None. They stand in order and do not overlap."""
+    """Return what is wrong with a prompt's images, or None. They have to be in order and must not overlap."""
     end = 0
     for number, feature in enumerate(features):
         if feature.grid is not None and math.prod(feature.grid) != feature.length:

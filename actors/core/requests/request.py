@@ -1,4 +1,4 @@
-"""A request inside an engine: as it is submitted, and as the scheduler keeps it."""
+"""A request in an engine: the message that submits it, and the object that the scheduler keeps."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PromptEmbeds:
-    """Embeddings in place of a prompt's tokens.
+    """Embeddings that a client gives in place of a prompt's tokens.
 
-    data:   [num_tokens, hidden_size] of dtype, row by row
-    digest: of data, names them in the prefix cache
+    data:   [num_tokens, hidden_size] of dtype, in C order
+    digest: a digest of data, which identifies the embeddings in the prefix cache
     """
 
     data: Bulk
@@ -53,24 +53,24 @@ class PromptEmbeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCoreRequest:
-    """A request as it is submitted to an engine, over the wire or in process (msgspec encodes it).
+    """The message that submits a request to an engine, from another process (encoded by msgspec) or within one.
 
-    attempt:          new each time the request is submitted again
-    prompt_token_ids: at least one token; as many zeros as prompt_embeds has rows, if there are any
-    mm_features:      the prompt's multimodal items, in order
-    encoder_inputs:   what to make their embeddings of; an engine that is given none can only take what it has, or what
-                      comes from others
-    encoder:          an engine that makes their embeddings, in place of the one that prefills
-    pooling_params:   a vector is wanted, no tokens
-    output_token_ids: tokens that it already has (resume); the engine goes on at the next position
+    attempt:          a number that is new each time the request is submitted
+    prompt_token_ids: at least one token; with prompt_embeds, one zero for each row of prompt_embeds
+    mm_features:      the prompt's images, in order
+    encoder_inputs:   the inputs from which the encoder computes the images' embeddings; without them, the engine can
+                      only use embeddings or KV that it has, or that another engine sends
+    encoder:          an encode engine that computes the images' embeddings for this one
+    pooling_params:   set if the request asks for a vector or for scores instead of tokens
+    output_token_ids: tokens that were generated before (the request is resumed); the engine goes on after them
     eos_token_ids:    the model's end-of-sequence tokens
-    arrival_time_s:   monotonic clock of the process that has it now, at its arrival at the cluster; orders the priority
-                      queue (a session gives it the receiver's clock, session_messages.Submit)
-    deadline_s:       by the same clock: nobody wants the answer after it; or None
-    tenant:           who shares fairly with others what the engine serves
-    lora:             the adapter that it runs with
-    cache_salt:       separates the prefix cache between those who must not see each other's hits
-    prefix_source:    where more of its prefix is cached than here, perhaps
+    arrival_time_s:   when the request arrived at the cluster, by the monotonic clock of the process that has the
+                      request now (session_messages.Submit converts it); orders the priority queue
+    deadline_s:       the time, by the same clock, after which the client does not want the answer; or None
+    tenant:           the tenant that the request belongs to; tenants share the engine fairly
+    lora:             the adapter to run with
+    cache_salt:       keeps apart, in the prefix cache, clients that must not see each other's hits
+    prefix_source:    an engine that may have more of the request's prefix in its cache than this one
     """
 
     request_id: Name
@@ -96,7 +96,10 @@ class EngineCoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class StatusChange:
-    """A request entered a status. at_s: the engine's monotonic clock; Unix time once it has left the engine."""
+    """The event that a request entered a status.
+
+    at_s: seconds by the engine's monotonic clock; once the event has left the engine, Unix time
+    """
 
     status: RequestStatus
     at_s: Clock
@@ -106,11 +109,11 @@ class Request:
     """A request in the scheduler. Only the scheduler and its parts change it.
 
     Invariants:
-    - all_token_ids is the prompt and the output; tokens are only ever appended, to this very list
-    - status changes only through set_status, only along the arrows of docs/states.md
-    - block_hashes names the first full blocks of all_token_ids, all of them after extend_block_hashes()
-    - num_computed_tokens counts what the steps scheduled so far compute, those under way included; while the request
-      is running it lives in its row
+    - all_token_ids is the prompt and the output; tokens are only appended to it, and the list is never replaced
+    - status changes only through set_status(), and only along the arrows of docs/states.md
+    - block_hashes has the hashes of the first full blocks of all_token_ids; after extend_block_hashes(), of all of them
+    - num_computed_tokens counts the tokens of all steps scheduled so far, including steps under way; while the request
+      is running, the number is kept in the request's row
     """
 
     __slots__ = (
@@ -182,16 +185,16 @@ class Request:
         self.prefix_source = core_request.prefix_source
         ticket = core_request.kv_transfer_params
         self.transfer_role: TransferRole | None = None if ticket is None else ticket.role
-        """Its part in a handoff that is still to come: None once a consumer's load is over, however it ended."""
+        """The request's part in its handoff; None once a consumer's load is over, however the load ended."""
 
         self.prompt_token_ids = core_request.prompt_token_ids
         self.all_token_ids = self.prompt_token_ids + core_request.output_token_ids
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.spec_token_ids: list[int] = []
         params = core_request.sampling_params
-        # A pooling request is over before it has any token.
+        # A pooling request ends before it has any output token.
         self.max_num_tokens = self.num_prompt_tokens + (1 if self.pooling_params else params.max_tokens)
-        """Prompt and output tokens that it may have in the end; the scheduler caps it by max_model_len."""
+        """The most tokens, prompt and output, that the request may have; the scheduler caps it at max_model_len."""
         self.stop_token_ids = frozenset(params.stop_token_ids + (() if params.ignore_eos else self.eos_token_ids))
         self.block_hashes: list[BlockHash] = []
         self._hasher = hasher
@@ -205,7 +208,7 @@ class Request:
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.num_passed = 0
-        """How many requests have got blocks while its load was set aside."""
+        """How many requests have got blocks while this request's load was set aside."""
         self.num_prompt_tokens_computed = 0
         self.is_known_to_worker = False
         self.is_corrupted = False
@@ -224,21 +227,21 @@ class Request:
         *,
         now_s: float = 0.0,
     ) -> Request:
-        """Make the engine's own request from a submitted one.
+        """Make the scheduler's object from the message that submitted a request.
 
-        hasher: of the engine's KV cache; without it the request takes no part in prefix caching
-        now_s:  the engine's clock at its arrival there
+        hasher: hashes blocks for the engine's KV cache; without one the request takes no part in prefix caching
+        now_s:  the engine's clock when the request arrived at the engine
         """
         return cls(core_request, client_index, hasher, now_s)
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens so far."""
+        """How many tokens the request has so far, prompt and output."""
         return len(self.all_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far, those that it came with included."""
+        """How many output tokens the request has so far, including those that it came with."""
         return len(self.all_token_ids) - self.num_prompt_tokens
 
     @property
@@ -248,7 +251,7 @@ class Request:
 
     @property
     def computes_prompt_only(self) -> bool:
-        """Whether it is over here with its prompt: it needs no slot for a token that follows."""
+        """Whether the request ends here once its prompt is computed, so that it needs no slot for a further token."""
         return self.transfer_role is TransferRole.PRODUCER or self.pooling_params is not None
 
     @property
@@ -264,44 +267,45 @@ class Request:
             self._rows.num_computed[self.row] = num_tokens
 
     def enter_row(self, rows: RunningRows, row: int) -> None:
-        """The request runs from now on."""
+        """Note that the request runs from now on, in this row."""
         self._rows, self.row = rows, row
 
     def leave_row(self) -> None:
-        """The request runs no longer."""
+        """Note that the request does not run any more."""
         self._num_computed_tokens = self.num_computed_tokens
         self._rows, self.row = None, -1
 
     @property
     def is_plain(self) -> bool:
-        """Whether its decode steps need no look at the request itself: its next token is all that comes of them."""
+        """Whether a decode step changes nothing for the request but its next token, so RunningRows can handle it."""
         params = self.sampling_params
         is_looked_at = params.logprobs is not None or params.structured_output or params.repetition_max_pattern
         return self.transfer_role is not TransferRole.PRODUCER and not is_looked_at and self.pooling_params is None
 
     @property
     def may_run_ahead(self) -> bool:
-        """Whether its next token can be computed before its last one is known here.
+        """Whether the next step can be scheduled before the scheduler knows the token of the last one.
 
-        A producer ends with its first token, a pooling request has none, and a grammar has to see each of them.
+        It cannot for a producer, which ends with its first token; for a pooling request, which has no token; and for a
+        request with a grammar, which has to match each token first.
         """
         ends_here = self.transfer_role is TransferRole.PRODUCER or self.pooling_params is not None
         return not ends_here and self.sampling_params.structured_output is None
 
     @property
     def may_draft(self) -> bool:
-        """Whether its next tokens may be guessed.
+        """Whether the request may have draft tokens (speculative decoding).
 
-        Not where this engine does not generate, and not where the prompt's tokens stand for something else: as guesses
-        they would ask for what is not there.
+        It may not if this engine does not generate its tokens, and not if tokens of the prompt are placeholders: a
+        draft token that is a placeholder would stand for an image or an embedding that does not exist.
         """
         ends_here = self.transfer_role is TransferRole.PRODUCER or self.pooling_params is not None
         return not ends_here and self.prompt_embeds is None and not self.mm_features
 
     def lacks_encoder_inputs(self, num_computed_tokens: int) -> bool:
-        """Whether its tokens from there on show items that this engine was not given anything to encode of.
+        """Whether the tokens from num_computed_tokens on include images for which this engine has no encoder inputs.
 
-        So it is with a decode engine: it gets an image's KV, and has lost it if it loses the request's blocks.
+        A decode engine has none: it gets the KV of images from its producer, and cannot compute it again.
         """
         if not self.mm_features or self.encoder_inputs:
             return False
@@ -309,21 +313,22 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether the prompt's log-probabilities are still to come: they come with the first token."""
+        """Whether the prompt's log-probabilities are still due; they are sent with the first token."""
         return self.sampling_params.prompt_logprobs is not None and self.num_output_tokens == 0
 
     @property
     def reads_prefix_cache(self) -> bool:
-        """Whether it is content with cached KV: not if something is wanted of every prompt token.
+        """Whether the request may use cached KV for its prompt.
 
-        A consumer is: what is wanted comes from its producer.
+        It may not if it needs a result for every prompt token, such as a log-probability. A consumer may in any case,
+        since its producer computes these results.
         """
         wants_last = self.pooling_params is None or self.pooling_params.pooling == "last"
         return wants_last and (not self.wants_prompt_logprobs or self.transfer_role is TransferRole.CONSUMER)
 
     @property
     def max_tokens(self) -> int:
-        """How many output tokens its client wants at most."""
+        """The most output tokens that the client wants."""
         return self.sampling_params.max_tokens
 
     def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
@@ -334,18 +339,18 @@ class Request:
             self.all_token_ids.extend(token_ids)
 
     def extend_block_hashes(self) -> None:
-        """Name every full block of all_token_ids that has no hash yet."""
+        """Compute the hash of every full block of all_token_ids that has none yet."""
         hasher = self._hasher
         if hasher is not None and len(self.all_token_ids) >= (len(self.block_hashes) + 1) * hasher.block_size:
             hasher.extend(self.block_hashes, self.all_token_ids, self._extra_keys())
 
     def content_hash(self) -> BlockHash:
-        """Name everything that the KV of all_token_ids depends on, whatever the block size."""
+        """Return a hash of everything that the KV of all_token_ids depends on, for any block size."""
         assert self._hasher is not None, "a request with a ticket takes part in prefix caching"
         return self._hasher.name_all(self.all_token_ids, self._extra_keys())
 
     def prompt_tail_name(self) -> BlockHash | None:
-        """Name what the prompt has after its last full block; None if it has nothing there."""
+        """Return a hash of the prompt's tokens after its last full block; None if there are none."""
         if self._prompt_tail_name is None and self._hasher is not None:
             self._prompt_tail_name = self._hasher.name_tail(
                 self.block_hashes, self.prompt_token_ids, self._extra_keys()
@@ -364,5 +369,5 @@ class Request:
         self.status_changes.append(StatusChange(status, now_s))
 
     def is_finished(self) -> bool:
-        """Whether it has ended here."""
+        """Whether the request has ended on this engine."""
         return self.status.is_finished

@@ -142,7 +142,7 @@ def find_peer_mistake(peer: EngineAddress, num_kv_heads: int) -> str | None:
 def _find_images_mistake(request: EngineCoreRequest, facts: ImageFacts | None) -> str | None:
     features = {feature.mm_hash: feature for feature in request.mm_features}
     if facts is None:
-        # Features are refused by the scheduler then; what to encode of none would only be carried along.
+        # The scheduler refuses features for such a model. This function refuses images that no feature refers to.
         return "the model takes no images" if request.encoder_inputs else None
     for feature in request.mm_features:
         if feature != features[feature.mm_hash] and _size_of(feature) != _size_of(features[feature.mm_hash]):

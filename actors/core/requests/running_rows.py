@@ -1,12 +1,12 @@
-"""The running requests as arrays, so that a step in which nothing changes but tokens is a handful of vector operations.
+"""The running requests as arrays, so that a step in which only tokens change is a handful of vector operations.
 
 A request has a row from its admission until it is preempted or ends; the worker's persistent batch has the same rows.
 Invariants:
-- a row belongs to at most one request; epochs[row] is a new number for each, and 0 while the row is vacant: a step that
-  is still under way names rows with their epochs, and what it brings for an epoch that is over is dropped
-- num_computed counts the tokens of all steps scheduled so far, those under way included
-- num_expected counts the request's tokens and those under way that it may go on from: tokens are due iff it is larger
-  than num_computed
+- A row belongs to at most one request. epochs[row] is a new number each time a request gets the row, and 0 while the
+  row is vacant. A step names rows with their epochs; results for an epoch that is over are dropped.
+- num_computed counts the tokens of all steps scheduled so far, including steps under way.
+- num_expected counts the request's tokens, and the tokens that steps under way will add if the request may run ahead of
+  them. A request has tokens to compute if and only if num_expected > num_computed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from actors.core.requests.request import Request
 from kv_transfer.params import TransferRole
 
 MAX_STOP_TOKENS = 8
-"""A request with more of them is looked at by itself."""
+"""The most stop tokens that fit into the arrays; a request with more of them is checked on its own."""
 _NO_TOKEN = -1
 
 
 class RunningRows:
-    """RUNNING requests, in the order of admission, and what a step needs of each in arrays of [max_num_seqs]."""
+    """The RUNNING requests in the order of admission, and arrays [max_num_seqs] with what a step needs of each."""
 
     def __init__(self, max_num_seqs: int, block_size: int) -> None:
         self._block_size = block_size
@@ -51,7 +51,7 @@ class RunningRows:
         self._vacant = list(range(max_num_seqs - 1, -1, -1))
         self._last_epoch = 0
         self.num_changes = 0
-        """Grows with every request that comes or goes."""
+        """A number that grows each time a request enters or leaves a row."""
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -66,8 +66,9 @@ class RunningRows:
     def add(self, request: Request, num_slots: int, *, runs_ahead: bool, is_plain: bool = True) -> None:
         """Give a request a row.
 
-        num_slots: of the blocks that it holds
-        is_plain:  False keeps the request from being taken together with others
+        num_slots: how many tokens the request's blocks can hold
+        runs_ahead: the next step may be scheduled before the token of the last one is known, see Request.may_run_ahead
+        is_plain:  False if each step has to handle the request on its own, see Request.is_plain
         """
         row = self._vacant.pop()
         self._last_epoch += 1
@@ -97,7 +98,7 @@ class RunningRows:
         request.enter_row(self, row)
 
     def remove(self, request: Request) -> bool:
-        """Take a request's row back; returns whether it had one."""
+        """Take a request's row back. Returns whether the request had one."""
         if self.by_id.pop(request.request_id, None) is None:
             return False
         row = request.row
@@ -116,48 +117,51 @@ class RunningRows:
         return True
 
     def due(self) -> tuple[np.ndarray, list[Request]]:
-        """Return who has tokens to compute: rows that decode one token each, and the others.
+        """Return the requests with tokens to compute: the rows that decode one token each, and all other requests.
 
-        Of these, those with drafts come first, then the order is that of admission.
+        The other requests are in the order of admission, but those with draft tokens come first.
         """
         num_missing = self.num_expected - self.num_computed
         is_due = (num_missing > 0) & (self.num_expected < self.max_num_tokens)
-        # The prompt's last token is not yet plain decoding: an encoder's output may stand there.
+        # Computing the prompt's last token is not plain decoding: an image's placeholder may stand there.
         decodes = (num_missing == 1) & (self.num_computed >= self.num_prompt)
         is_steady = is_due & self.is_plain & decodes & ~self.has_drafts
         others = (is_due ^ is_steady).nonzero()[0]
         if len(others):
-            # Who decodes, with guesses to check, must not wait for a prompt any more than who decodes without.
+            # A request that decodes with draft tokens must not wait for prompts, just as one that decodes without them.
             others = others[np.lexsort((self.epochs[others], ~self.has_drafts[others]))]
         return is_steady.nonzero()[0], self.requests[others].tolist()
 
     def decodes(self, request: Request) -> bool:
-        """Whether all that a running request lacks is its last token's KV, so that the next token follows."""
+        """Whether a running request lacks only the KV of its last token, so that its next step gives a token."""
         row = request.row
         is_last = self.num_computed[row] == request.num_tokens - 1 and self.num_computed[row] >= self.num_prompt[row]
         return bool(is_last) and not self.is_producer[row] and request.pooling_params is None
 
     def num_blocks_of(self, row: int) -> int:
-        """How many blocks the row's request holds."""
+        """Return how many blocks the row's request holds."""
         return int(self.num_slots[row]) // self._block_size
 
     def num_producer_blocks(self) -> int:
-        """Blocks of the requests that are here for another engine: preemption can't free them."""
+        """How many blocks producers hold, requests that run for another engine; preemption cannot free these blocks."""
         return int(self.num_slots[self.is_producer].sum()) // self._block_size
 
     def max_consumer_tokens(self, num_more_tokens: int) -> int:
-        """How many tokens the longest of the other requests has when each has so many more, or all that it may have."""
+        """Return how many tokens the longest request that is no producer will have after num_more_tokens more tokens.
+
+        No request grows beyond the most tokens that it may have.
+        """
         num_tokens = np.minimum(self.max_num_tokens, self.num_expected + num_more_tokens)
         return int(num_tokens[~self.is_producer].max(initial=0))
 
     def num_blocks_due(self, num_steps: int) -> int:
-        """How many blocks those that decode will need within so many steps, if no more than one each."""
+        """Return how many blocks the decoding requests need for num_steps further steps, at most one each."""
         return int(((self.epochs > 0) & (self.num_slots - self.num_computed < num_steps)).sum())
 
     def num_steps_until_free(self, num_blocks: int, num_free_blocks: int) -> int:
-        """How many steps until so many blocks are free, if each request takes all the tokens that it may have.
+        """Return how many steps it takes until num_blocks are free, if each request runs to its full length.
 
-        0 if nothing runs; the longest one's if it takes more than the ends of all that run.
+        Returns 0 if nothing runs, and the steps of the longest request if even the ends of all requests free too few.
         """
         is_live = self.epochs > 0
         if not is_live.any():
@@ -166,11 +170,11 @@ class RunningRows:
         order = np.argsort(num_left)
         num_left = num_left[order]
         num_released = np.cumsum(self.num_slots[is_live][order] // self._block_size)
-        # Those that are still running have grown meanwhile.
+        # While a request ends, the requests that still run have grown by as many tokens.
         num_grown = num_left * np.arange(len(num_left) - 1, -1, -1) // self._block_size
         is_enough = (num_free_blocks + num_released - num_grown >= num_blocks).nonzero()[0]
         return max(0, int(num_left[is_enough[0] if len(is_enough) else -1]))
 
     def last_admitted(self) -> Iterator[Request]:
-        """Iterate from the request that was admitted last."""
+        """Iterate over the requests, beginning with the one that was admitted last."""
         return reversed(self.by_id.values())

@@ -23,7 +23,8 @@ Pooling = Literal["last", "mean", "cls"]
 class StructuredOutputParams:
     """The form that a request's output has to have.
 
-    value: a JSON schema, a regular expression, a JSON list of choices, or an EBNF grammar; nothing for json_object
+    value: a JSON schema, a regular expression, a JSON list of choices, or an EBNF grammar, by kind; empty for
+        json_object
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -31,7 +32,7 @@ class StructuredOutputParams:
 
     @property
     def is_json(self) -> bool:
-        """Whether the output is JSON by what it is called."""
+        """Whether the output has to be JSON."""
         return self.kind in ("json_schema", "json_object")
 
 
@@ -39,11 +40,12 @@ class StructuredOutputParams:
 class PoolingParams:
     """The vector or scores that a request asks for instead of tokens.
 
-    task:       score is what a classification head with one class says
-    pooling:    of the last layer's hidden states
-    normalize:  an embedding, to length 1
-    dimensions: keep so many of an embedding's first numbers; None: all
-    activate:   make scores of the head's logits
+    task:       embed: a vector; classify: a score for each class of the classification head; score: the score of a head
+                with one class
+    pooling:    how the last layer's hidden states become one vector
+    normalize:  scale an embedding to length 1
+    dimensions: keep only so many of an embedding's first numbers; None: keep all
+    activate:   turn the head's logits into scores between 0 and 1
     """
 
     task: Literal["embed", "classify", "score"] = "embed"
@@ -55,23 +57,26 @@ class PoolingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """One request's sampling parameters. The ingress validates user input; the engine takes them as valid.
+    """One request's sampling parameters. The ingress has checked them, so the engine does not check their meaning.
 
     temperature: 0 means greedy
     top_k:       0 means all tokens
-    seed:        one uniform number per (seed, position) decides each token; Serving draws one where the user gave none
-    logprobs:    how many top log-probabilities to return per token besides the sampled one's; None for none at all
-    logit_bias:  added to the logits before anything else, by token id
-    allowed_token_ids: no other token is sampled; empty: all may be
-    bad_words:   token sequences, none empty, that the output must not have: after the beginning of one its last token
-        is not sampled. Some allowed token ends none of them (and does not end the request, where there are min_tokens)
-    stop_token_ids: end the request; the token is part of the output
-    ignore_eos:  go on past the model's end-of-sequence tokens
-    min_tokens:  neither EOS nor a stop token can be sampled before so many output tokens
-    prompt_logprobs: like logprobs, for the prompt's tokens: these are all computed, whatever the prefix cache has
-    structured_output: what the output has to be
-    repetition_max_pattern: stop when the output ends in the same tokens again and again: at most so many tokens, at
-        least repetition_min_count times; 0: go on
+    seed:        the seed and a token's position give the uniform number that decides the token; the ingress draws a
+        seed if the client gave none
+    logprobs:    how many top log-probabilities to return for each token, beside the sampled token's; None: return no
+        log-probabilities at all
+    logit_bias:  numbers that are added to the logits before anything else, by token id
+    allowed_token_ids: only these tokens are sampled; empty: all tokens may be
+    bad_words:   token sequences, none of them empty, that must not occur in the output: after the first tokens of one,
+        its last token is not sampled. At least one allowed token is the last token of no bad word (and, with
+        min_tokens, does not end the request), so that some token can always be sampled
+    stop_token_ids: tokens that end the request; the output includes the stop token
+    ignore_eos:  the model's end-of-sequence tokens do not end the request
+    min_tokens:  neither EOS nor a stop token is sampled before so many output tokens
+    prompt_logprobs: like logprobs, for the prompt's tokens; the whole prompt is computed, even if its KV is cached
+    structured_output: the form that the output has to have
+    repetition_max_pattern, repetition_min_count: end the request when its output ends in a pattern of at most
+        repetition_max_pattern tokens that is repeated at least repetition_min_count times; 0: never
     """
 
     temperature: Annotated[float, Meta(ge=0.0, le=_MAX_FLOAT)] = 1.0
@@ -97,10 +102,10 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether sampling looks at the tokens so far."""
+        """Whether the request has a penalty, so that sampling depends on the tokens before."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     @property
     def has_token_rules(self) -> bool:
-        """Whether some tokens are never sampled, or not after some others."""
+        """Whether allowed_token_ids or bad_words forbid some tokens."""
         return bool(self.allowed_token_ids or self.bad_words)

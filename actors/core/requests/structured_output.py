@@ -1,4 +1,4 @@
-"""Grammars as the scheduler sees them: compiled elsewhere, while the request waits in WAITING_FOR_FSM."""
+"""The scheduler's interface to grammars. They are compiled elsewhere, while requests wait in WAITING_FOR_FSM."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from actors.core.requests.token_rules import TokenRules
 
 @dataclass(frozen=True, slots=True)
 class GrammarFailure:
-    """Why a request will never have its grammar.
+    """Why a request's grammar cannot be used.
 
-    is_requests_fault: it is the grammar's, whichever engine compiles it
+    is_requests_fault: the grammar itself is wrong, so it would fail on every engine
     """
 
     reason: str
@@ -25,53 +25,58 @@ class GrammarFailure:
 
 
 class StructuredOutputManager(Protocol):
-    """Compiles grammars off the step and follows each request's tokens through its own. Never blocks."""
+    """Compiles the grammars of requests in the background, and matches each request's tokens. No method blocks."""
 
     def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
-        """Begin to compile. output_token_ids: tokens that the request came with, for its matcher to go through."""
+        """Begin to compile a request's grammar.
+
+        output_token_ids: the output tokens that the request came with; its matcher accepts them first
+        """
 
     def take_compiled(self) -> dict[str, GrammarFailure | None]:
-        """Requests whose grammar is ready since the last call, or does not compile: then the compiler's words."""
+        """Return the requests whose compilation ended since the last call: None, or why it failed, by request id."""
 
     def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> str | None:
-        """Move the request's matcher on; if it cannot go on by these tokens, say why."""
+        """Advance the request's matcher by these tokens. Returns None, or why the grammar does not accept them."""
 
     def count_allowed(self, request_id: str, token_ids: Sequence[int]) -> int:
-        """How many of these tokens, guessed to come next, the grammar allows from the first on."""
+        """Return how many of these draft tokens the grammar allows, up to the first one that it does not."""
 
     def fill_bitmask(
         self, request_ids: Iterable[str], guesses: Mapping[str, Sequence[int]] | None = None
     ) -> np.ndarray:
-        """Say which tokens may come next, and which after each guess. guesses: by request id, of some or of others too.
+        """Return which tokens each request's grammar allows next, and which it allows after each draft token.
 
-        Returns [num_rows, ceil(vocab_size / 32)] int32, the lowest bit first: for each request a row, and one for each
-        guess. What may follow a guess that is not allowed is anything: it is not looked at.
+        guesses: draft tokens by request id; requests may be missing, and entries of other requests are ignored
+        Returns [num_rows, ceil(vocab_size / 32)] int32, 1 for an allowed token, the lowest bit first. Each request has
+        one row, followed by one row for each of its draft tokens. A row after a draft token that is not allowed may
+        hold anything, since nobody reads it.
         """
 
     def release(self, request_id: str) -> None:
-        """The request has ended; its grammar may still be compiling. Unknown ones are ignored."""
+        """Forget a request that has ended, even if its grammar is still being compiled. Unknown ids are ignored."""
 
     def shutdown(self) -> None:
-        """The engine ends: let go of threads and processes."""
+        """End all threads and processes, since the engine ends."""
 
 
 def find_objection(manager: StructuredOutputManager | None, request: Request, token_ids: Sequence[int]) -> str | None:
-    """Move the request's matcher on, if it has one; if it cannot go on by these tokens, return why.
+    """Advance the request's matcher, if the request has a grammar. Returns None, or why the output cannot go on.
 
-    token_ids: the last ones of its output
+    token_ids: the request's newest output tokens
     """
     if manager is None or request.sampling_params.structured_output is None:
         return None
     objection = manager.accept_tokens(request.request_id, token_ids)
     if (rules := TokenRules.of(request.sampling_params)) is None:
         return objection
-    # Where rules and grammar together leave no token, what was sampled breaks one of them.
+    # If the token rules and the grammar together allow no token, the sampled token breaks one of them.
     objection = objection or rules.find_breach(request.output_token_ids, request.num_output_tokens - len(token_ids))
-    return f"{objection}; grammar, allowed_token_ids and bad_words leave none" if objection else None
+    return f"{objection}; grammar, allowed_token_ids and bad_words together allow no token" if objection else None
 
 
 def cut_drafts(manager: StructuredOutputManager | None, request: Request, token_ids: list[int]) -> list[int]:
-    """Leave out the guesses that the request's grammar forbids, if it has one: they would be wrong for sure."""
+    """Return the draft tokens up to the first one that the request's grammar forbids, or all without a grammar."""
     if manager is None or request.sampling_params.structured_output is None:
         return token_ids
     return token_ids[: manager.count_allowed(request.request_id, token_ids)]

@@ -14,7 +14,7 @@ from actors.core.requests.sampling_params import SamplingParams
 class TokenRules:
     """One request's rules, prepared for a check at every token.
 
-    Bad words are kept by their beginnings, so a check costs one look-up for each length of a beginning.
+    Bad words are stored by all their tokens but the last, so a check costs one look-up for each distinct length.
     """
 
     def __init__(self, params: SamplingParams) -> None:
@@ -44,11 +44,11 @@ class TokenRules:
         return forbidden
 
     def find_breach(self, output_token_ids: Sequence[int], num_earlier: int) -> str | None:
-        """Say which token from position num_earlier on breaks a rule, or return None."""
+        """Return which token from position num_earlier on breaks a rule, or None if none does."""
         token_ids = np.array(output_token_ids, dtype=np.int64)
         for position in range(num_earlier, len(token_ids)):
             token_id = int(token_ids[position])
             is_allowed = not self._allowed or token_id in self._allowed
             if not is_allowed or token_id in self.forbidden_after(token_ids[:position]):
-                return f"token {token_id} is not allowed after {position} others"
+                return f"token {token_id} is not allowed after {position} tokens"
         return None

@@ -51,7 +51,8 @@ class Preemptor:
                 return Room.LATER
             victim = self._choose_victim()
             if victim is request and self._rows.num_expected[request.row] > request.num_tokens:
-                # Preemption would make the token under way void, and the request would come back here for ever.
+                # Preemption would discard the token that is being computed, and the request would reach this line again
+                # and again.
                 step.somebody_waits_for_blocks = True
                 return Room.LATER
             self.preempt(victim, step)
@@ -88,7 +89,7 @@ class Preemptor:
         """Tell clients which requests were preempted: another engine may have room for them."""
         num_blocks = 0
         num_free_blocks = self._kv.block_pool.num_free_blocks + self._kv.num_fenced_blocks
-        # The last victim is at the head.
+        # The last victim is at the head of the waiting queue, so it is admitted first.
         for victim in reversed(step.preempted.values()):
             num_blocks += self._kv.num_blocks_for(victim.request.num_tokens)
             num_steps = self._rows.num_steps_until_free(num_blocks, num_free_blocks)

@@ -36,10 +36,10 @@ class RunningScheduler:
         for request in others:
             if step.token_budget <= 0:
                 break
-            # The request may have been preempted for an earlier one of this loop.
+            # An earlier request of this loop may have caused this request's preemption.
             if request.status is RequestStatus.RUNNING:
                 self._schedule_one(request, step)
-        # While waiting requests may join, a victim may be admitted again in this step.
+        # While waiting requests can be admitted, a victim may still be admitted in this step.
         if step.preempted and not step.may_admit:
             self._preemptor.tell_of_preempted(step)
 

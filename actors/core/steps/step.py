@@ -119,11 +119,13 @@ class Step:
         if request.wants_prompt_logprobs:
             num_new_tokens = min(num_new_tokens, config.max_prompt_logprobs_per_step - self.num_prompt_logprobs)
         if request.spec_token_ids:
-            # The request decodes, and does not wait for room for its drafts.
+            # The request decodes: it gets its draft tokens only as far as the step has room, and does not wait for more
+            # room.
             num_computed_tokens = request.num_tokens - num_missing_tokens
             return min(num_new_tokens, request.max_num_tokens - num_computed_tokens, self.token_budget)
         if not config.enable_chunked_prefill:
-            # Only a prompt that is recomputed with its outputs can be larger than any step: it is cut.
+            # Only a prompt that is recomputed together with its outputs can exceed any step, and is split over several
+            # steps.
             is_possible = num_new_tokens <= config.max_num_batched_tokens
             return 0 if is_possible and num_new_tokens > self.token_budget else min(num_new_tokens, self.token_budget)
         threshold = config.long_prefill_token_threshold

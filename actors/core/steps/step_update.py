@@ -82,7 +82,7 @@ class StepUpdate:
         rows.num_expected[indices] = np.maximum(rows.num_expected[indices], num_tokens)
         self._stats.num_output_tokens += len(indices)
         for index in (num_computed % self._kv.block_size == 0).nonzero()[0].tolist():
-            # The step has filled a block, and is over now: its KV can be shared.
+            # The step has ended and filled a block, so other requests can share the block's KV.
             self._kv.cache_blocks(rows.requests[indices[index]], int(num_computed[index]))
         return self._report_plain(indices, tokens, num_tokens)
 

@@ -66,7 +66,7 @@ class WaitingScheduler:
         queues = self._queues
         slots = queues.loaded_for_lora if queue is queues.loaded else queues.waiting_for_lora
         if request.transfer_role is TransferRole.CONSUMER:
-            # A load takes no slot: its request needs one when the blocks are here.
+            # A load needs no slot: the request needs its slot only once its blocks have arrived.
             if queues.lora_waits.may_load(request):
                 return False
             queues.lora_waits.hold_load(request, queue)

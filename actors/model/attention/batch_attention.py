@@ -1,8 +1,8 @@
 """The interface between transformers' models and our KV cache.
 
-transformers lets a model's attention be replaced by a function that is registered by name. Ours finds the step's batch
-in its keyword arguments, since models hand unknown arguments of their forward down to it. So there is no global state,
-and no model's code is copied.
+transformers lets a model's attention be replaced by a function that is registered by name. Our function finds the
+step's batch in its keyword arguments, since a model hands unknown arguments of its forward down to the attention
+function. So there is no global state, and no model's code is copied.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ _UNSUPPORTED_ARGUMENTS = {
 class AttentionLayer:
     """The attention that one layer asks for.
 
-    index:          the layer of the KV cache that it reads and writes
-    scaling:        the scores' factor
-    softcap:        scores become softcap * tanh(score / softcap), if set
-    sliding_window: a token sees this many tokens, itself included, if set
-    is_causal:      a token sees those before it and itself; if not, all of its request, which then is in one step
+    index:          the layer of the KV cache that this layer reads and writes
+    scaling:        the factor by which the products of queries and keys are multiplied
+    softcap:        if set, scores become softcap * tanh(score / softcap)
+    sliding_window: if set, a token attends to the last sliding_window tokens only, itself included
+    is_causal:      True: a token attends to itself and to the tokens before it. False: a token attends to all tokens of
+        its request, so the whole request has to be computed in one step
     """
 
     index: int
@@ -55,8 +56,9 @@ class BatchShape:
 
     query_starts: [num_requests + 1] int64
     num_computed: [num_requests] int64, tokens whose KV is in the cache before this step
-    block_tables: [num_requests, max_blocks] int64, each row's blocks in order; what follows a request's last is unread
-    num_common_blocks: how many blocks at the start of each table are the same for all requests, and filled
+    block_tables: [num_requests, max_blocks] int64, each request's blocks in order; entries after a request's last block
+        are not read
+    num_common_blocks: how many blocks at the start of each row of block_tables are the same for all requests, and full
     """
 
     query_starts: np.ndarray
@@ -79,7 +81,8 @@ class BatchShape:
 class BatchAttention(Protocol):
     """One step's batch, prepared once and then used by every layer.
 
-    Implemented by the torch backend and by the probe that records a model's geometry; GPU kernels come later.
+    The batches of the backends (backend.py) implement this interface, and so does GeometryProbe, which records a
+    model's geometry.
     """
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -91,7 +94,10 @@ class BatchAttention(Protocol):
 
 
 def register_attention() -> None:
-    """Make ATTENTION_NAME known to transformers. No mask is registered for it, so models build none."""
+    """Register attention_forward with transformers under ATTENTION_NAME.
+
+    No mask function is registered under this name, so models build no mask.
+    """
     AttentionInterface.register(ATTENTION_NAME, attention_forward)
 
 
@@ -108,8 +114,11 @@ def attention_forward(
     dropout: float = 0.0,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
-    """transformers' calling convention: [1, heads, tokens, head_dim] in, [1, tokens, heads, head_dim] out.
+    """Attend with the step's batch; transformers' attention modules call this function.
 
+    query: [1, num_heads, num_tokens, head_dim]; key, value: [1, num_kv_heads, num_tokens, head_dim]
+    kwargs: BATCH_ARGUMENT names the step's BatchAttention
+    Returns [1, num_tokens, num_heads, head_dim], and None in place of the attention weights.
     Raises UnsupportedModel if the module asks for anything but plain attention, causal or to both sides.
     """
     _refuse_what_is_not_plain_attention(module, attention_mask, dropout, kwargs)

@@ -17,14 +17,21 @@ from torch import Tensor
 from actors.model.attention.batch_attention import BatchShape
 from actors.model.attention.cascade import count_shared_blocks
 
-# Decoding sequences share one padded gather while the longest has at most this many times the shortest's blocks.
+# Decoding sequences share one padded gather while the longest of them has at most this many times as many blocks as the
+# shortest, or at most _ALWAYS_TOGETHER_BLOCKS more.
 _MAX_BUCKET_RATIO = 1.5
 _ALWAYS_TOGETHER_BLOCKS = 8
+_MAX_SHORT_TOKENS = 16
+"""Sequences with at most this many tokens are computed together, those with more one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The KV cache's dimensions that a plan needs; dtype is of the masks, device of the masks and index tensors."""
+    """The KV cache's dimensions that a plan needs.
+
+    dtype:  the dtype of the masks, the same as the cache's
+    device: where masks and index tensors are created
+    """
 
     num_kv_heads: int
     num_layers: int
@@ -35,11 +42,13 @@ class CacheShape:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBucket:
-    """Sequences of similar length that compute one token each.
+    """Sequences of similar length that compute few tokens each: one, or those of drafts or of a short chunk.
 
-    tokens: [n], int64, the index of each sequence's token in the flattened batch
+    Sequences with fewer tokens than the others repeat their last one, which gives the same result again.
+
+    tokens: [n, num_queries], int64, the indices of each sequence's tokens in the flattened batch
     tiles:  [n * num_kv_heads * num_blocks], int64, tiles of layer 0's keys
-    mask:   [n, 1, 1, num_blocks * block_size], additive, the cache's dtype
+    mask:   [n, 1, num_queries, num_blocks * block_size], additive, the cache's dtype
     prefix_tiles: [num_kv_heads * num_prefix_blocks], int64, layer 0's key tiles of the blocks that all sequences begin
         with; tiles then holds the blocks after them. None if no blocks are shared
     """
@@ -67,59 +76,82 @@ class PrefillSegment:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The reads of all layers with one sliding window (or with full attention)."""
+    """The blocks and masks that all layers with the same sliding window (or with full attention) use in this step."""
 
     decodes: list[DecodeBucket]
     prefills: list[PrefillSegment]
 
 
 def plan_writes(shape: BatchShape, cache: CacheShape) -> tuple[Tensor, Tensor]:
-    """Return the rows of layer 0's keys that this step writes, [num_kv_heads * num_tokens], and blocks to zero first.
-
-    The blocks are those that a sequence begins in this step and does not fill. Invariant: a slot beyond what was
-    written holds finite numbers, so that a masked score (weight 0) cannot bring in another request's leftover NaN.
-    """
-    requests = np.repeat(np.arange(len(shape.num_computed)), shape.query_lens)
-    positions = np.arange(len(requests)) - (shape.query_starts[:-1] - shape.num_computed)[requests]
-    blocks = shape.block_tables[requests, positions // cache.block_size]
-    offsets = positions % cache.block_size
+    """Return the rows of layer 0's keys that this step writes, [num_kv_heads * num_tokens], and begun_blocks()."""
+    blocks, offsets = token_slots(shape, cache.block_size)
     heads = np.arange(cache.num_kv_heads)[:, None]
     rows = (blocks * cache.num_kv_heads + heads) * (cache.num_layers * 2 * cache.block_size) + offsets
+    return _to_tensor(rows.reshape(-1), cache), _to_tensor(begun_blocks(shape, cache.block_size), cache)
+
+
+def token_slots(shape: BatchShape, block_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the block of each token of the step, and the token's slot in it; both [num_tokens] int64."""
+    requests = np.repeat(np.arange(len(shape.num_computed)), shape.query_lens)
+    positions = np.arange(len(requests)) - (shape.query_starts[:-1] - shape.num_computed)[requests]
+    return shape.block_tables[requests, positions // block_size], positions % block_size
+
+
+def begun_blocks(shape: BatchShape, block_size: int) -> np.ndarray:
+    """Return the blocks that must be zeroed first: a sequence begins them in this step and does not fill them.
+
+    Invariant: a slot that nobody has written holds finite numbers. A masked slot has weight 0, but 0 times a NaN that
+    another request left there would still be NaN.
+    Returns [n] int64.
+    """
     ends = shape.seq_lens
-    last_block_starts = (ends - 1) // cache.block_size * cache.block_size
-    is_begun = (last_block_starts >= shape.num_computed) & (ends % cache.block_size != 0)
-    begun = shape.block_tables[np.flatnonzero(is_begun), last_block_starts[is_begun] // cache.block_size]
-    return _to_tensor(rows.reshape(-1), cache), _to_tensor(begun, cache)
+    last_block_starts = (ends - 1) // block_size * block_size
+    is_begun = (last_block_starts >= shape.num_computed) & (ends % block_size != 0)
+    begun: np.ndarray = shape.block_tables[np.flatnonzero(is_begun), last_block_starts[is_begun] // block_size]
+    return begun
 
 
-def plan_window(shape: BatchShape, cache: CacheShape, sliding_window: int | None) -> WindowPlan:
-    """Split the batch into decode buckets and prefill segments, reading only blocks that the window reaches."""
+def plan_window(shape: BatchShape, cache: CacheShape, sliding_window: int | None, *, is_causal: bool) -> WindowPlan:
+    """Split the batch into decode buckets and prefill segments.
+
+    sliding_window: in tokens; blocks that lie wholly before the window are not read. None: full attention
+    is_causal: if not, every sequence with more than one token is a segment
+    """
     first_queries = shape.num_computed
     first_keys = np.zeros_like(first_queries)
     if sliding_window is not None:
         first_keys = np.maximum(first_queries - sliding_window + 1, 0)
     first_blocks = first_keys // cache.block_size
-    query_lens = shape.query_lens
-    decoding = np.flatnonzero(query_lens == 1)
+    widths = _bucket_widths(shape.query_lens, is_causal=is_causal)
+    decoding = np.flatnonzero(widths == 1)
     prefix_tiles = None
     if sliding_window is None and shape.num_common_blocks:
         prefix_tiles = _plan_prefix(shape, decoding, first_blocks, cache)
     num_blocks = -(-shape.seq_lens // cache.block_size) - first_blocks
-    decodes = [
-        replace(
-            _plan_decodes(bucket, shape, first_blocks, num_blocks, (cache, sliding_window)), prefix_tiles=prefix_tiles
-        )
-        for bucket in _buckets(decoding, num_blocks)
-    ]
+    decodes = []
+    for width in np.unique(widths[widths > 0]).tolist():
+        for bucket in _buckets(np.flatnonzero(widths == width), num_blocks):
+            plan = _plan_decodes((bucket, width), shape, first_blocks, num_blocks, (cache, sliding_window))
+            decodes.append(plan if width > 1 else replace(plan, prefix_tiles=prefix_tiles))
     prefills = [
         _plan_prefill(int(request), shape, int(first_blocks[request]), (cache, sliding_window))
-        for request in np.flatnonzero(query_lens > 1)
+        for request in np.flatnonzero(widths == 0)
     ]
     return WindowPlan(decodes, prefills)
 
 
+def _bucket_widths(query_lens: np.ndarray, *, is_causal: bool) -> np.ndarray:
+    """Return the number of tokens to which each sequence is filled up in its bucket; 0 for those that are segments."""
+    powers = 2 ** np.ceil(np.log2(query_lens)).astype(np.int64)
+    is_short = (query_lens == 1) | (is_causal & (query_lens <= _MAX_SHORT_TOKENS))
+    return np.where(is_short, powers, 0)
+
+
 def _plan_prefix(shape: BatchShape, decoding: np.ndarray, first_blocks: np.ndarray, cache: CacheShape) -> Tensor | None:
-    """Return the tiles of shared blocks to read once, or None; moves first_blocks of decoding requests behind them."""
+    """Return the tiles of the blocks that are read once for all decoding requests, or None if there are none.
+
+    Sets first_blocks of the decoding requests to the first block after the shared ones.
+    """
     num_shared = count_shared_blocks(shape, len(decoding), cache.block_size, cache.device)
     if not num_shared:
         return None
@@ -131,7 +163,7 @@ def _plan_prefix(shape: BatchShape, decoding: np.ndarray, first_blocks: np.ndarr
 
 
 def _buckets(requests: np.ndarray, num_blocks: np.ndarray) -> list[np.ndarray]:
-    """Group requests of similar length, so that padding costs little and calls stay few."""
+    """Group requests of similar length: few groups mean few calls, similar lengths mean little padding."""
     if len(requests) == 0:
         return []
     ordered = requests[np.argsort(num_blocks[requests], kind="stable")]
@@ -147,23 +179,25 @@ def _buckets(requests: np.ndarray, num_blocks: np.ndarray) -> list[np.ndarray]:
 
 
 def _plan_decodes(
-    requests: np.ndarray,
+    bucket: tuple[np.ndarray, int],
     shape: BatchShape,
     first_blocks: np.ndarray,
     num_blocks: np.ndarray,
     kind: tuple[CacheShape, int | None],
 ) -> DecodeBucket:
-    cache, sliding_window = kind
+    """Plan a bucket: its requests, and the number of tokens that each has in it."""
+    (requests, width), (cache, sliding_window) = bucket, kind
     columns = np.arange(int(num_blocks[requests].max()))
     # Padding repeats a sequence's own last block, never another request's; the mask hides the repetition.
     columns = np.minimum(columns, num_blocks[requests, None] - 1) + first_blocks[requests, None]
     blocks = shape.block_tables[requests[:, None], columns]
     num_keys = blocks.shape[1] * cache.block_size
     positions = first_blocks[requests, None] * cache.block_size + np.arange(num_keys)
-    last = shape.seq_lens[requests, None] - 1
-    mask = _to_mask(_is_visible(last, positions, sliding_window), cache)
-    tokens = _to_tensor(shape.query_starts[requests], cache)
-    return DecodeBucket(tokens, _tiles(blocks, cache), mask[:, None, None, :])
+    steps = np.minimum(np.arange(width), shape.query_lens[requests, None] - 1)
+    queries = (shape.num_computed[requests, None] + steps)[:, :, None]
+    mask = _to_mask(_is_visible(queries, positions[:, None, :], sliding_window), cache)
+    tokens = _to_tensor(shape.query_starts[requests, None] + steps, cache)
+    return DecodeBucket(tokens, _tiles(blocks, cache), mask[:, None])
 
 
 def _plan_prefill(

@@ -14,14 +14,17 @@ from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 
 _MIN_SEQUENCES = 4
 _MIN_TOKENS = 2048
-"""The fewest shared tokens, counted once for each sequence, that pay for the additional operations.
+"""The fewest shared tokens, multiplied by the number of sequences, for which reading the prefix once is faster.
 
-benchmarks/cascade.py measures it.
+benchmarks/cascade.py measures the threshold.
 """
 
 
 def count_shared_blocks(shape: BatchShape, num_decoding: int, block_size: int, device: torch.device) -> int:
-    """Return how many leading blocks to read once for all decoding sequences; 0 if that does not pay, or on a GPU."""
+    """Return how many leading blocks to read once for all decoding sequences.
+
+    Returns 0 where reading them once is not faster, and on a GPU, where it was not measured.
+    """
     num_blocks = shape.num_common_blocks
     is_measured = device.type == "cpu"
     pays = num_decoding >= _MIN_SEQUENCES and num_decoding * num_blocks * block_size >= _MIN_TOKENS
@@ -35,7 +38,7 @@ def attend_with_shared_prefix(
     own: tuple[Tensor, Tensor],
     mask: Tensor,
 ) -> Tensor:
-    """Attend with one token of each sequence to the shared prefix, and to its own keys after the prefix.
+    """Attend with one token of each sequence to the shared prefix, and to the sequence's own keys after the prefix.
 
     queries: [n, num_kv_heads, num_heads / num_kv_heads, head_dim]
     prefix:  keys and values, [1, num_kv_heads, num_prefix_tokens, head_dim]

@@ -16,6 +16,8 @@ from actors.model.errors import UnsupportedModel
 class KVGeometry:
     """The shape of a model's KV on one rank, the same for all of its layers.
 
+    num_heads, num_kv_heads: query heads, and heads of keys and values, that this rank computes
+    head_dim: numbers in a head's key or value
     layers: what each layer asks of attention, by layer index
     tp_rank, tp_size, num_replicas: see KVCacheLayout
     """
@@ -30,22 +32,25 @@ class KVGeometry:
 
     @property
     def num_layers(self) -> int:
-        """Layers that own KV."""
+        """How many layers have keys and values of their own."""
         return len(self.layers)
 
     @property
     def is_causal(self) -> bool:
-        """Whether tokens see only those before them, in every layer."""
+        """Whether, in every layer, a token attends to itself and the tokens before it only."""
         return all(layer.is_causal for layer in self.layers)
 
     @property
     def sliding_windows(self) -> frozenset[int | None]:
-        """The distinct windows; None stands for full attention."""
+        """The distinct sliding windows of the layers, in tokens; None stands for full attention."""
         return frozenset(layer.sliding_window for layer in self.layers)
 
 
 class GeometryProbe:
-    """Attends without a cache, over one sequence that starts at position 0, and records what each layer asks for."""
+    """Attends without a KV cache, over one sequence that starts at position 0, and records what each layer asks for.
+
+    Implements BatchAttention, for a loaded model that is run before the KV cache exists.
+    """
 
     def __init__(self, architecture: str) -> None:
         self._architecture = architecture
@@ -53,7 +58,11 @@ class GeometryProbe:
         self._shapes: set[tuple[int, int, int]] = set()
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See BatchAttention. The result is causal attention without window or soft-cap: only its shape counts."""
+        """Record what the layer asks for, and return a result of the shape that BatchAttention.attend has.
+
+        The result's numbers are not used: they are those of causal attention without window and without soft-capping.
+        Raises UnsupportedModel if a layer attends twice, or if keys and values do not fit the queries.
+        """
         if layer.index in self._layers:
             raise UnsupportedModel(self._architecture, f"layer {layer.index} attends more than once")
         if key.shape != value.shape or key.shape[-1] != query.shape[-1]:

@@ -1,8 +1,9 @@
 """Attention with torch's own operations, on any device.
 
-Keys and values are gathered from their blocks into a buffer that is reused from layer to layer and step to step (fresh
-memory costs page faults: three times slower, measured), then torch's scaled_dot_product_attention does the rest. A
-decoding sequence's query heads of one KV head become its query rows, so keys are never repeated per head.
+Keys and values are gathered from their blocks into a buffer, then torch's scaled_dot_product_attention computes the
+result. The buffer is reused from layer to layer and step to step, since fresh memory costs page faults, and was three
+times slower when measured. The query heads that share a KV head become rows of one query matrix, so keys are never
+repeated for each head.
 """
 
 from __future__ import annotations
@@ -11,58 +12,117 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from actors.model.attention.backend import AttentionNeeds, BackendName
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import CacheShape, DecodeBucket, PrefillSegment, plan_window, plan_writes
 from actors.model.attention.cascade import attend_with_shared_prefix
+from kv_transfer.layout import KeyOrder
+
+_TRANSPOSED_BUFFER = 4
+"""The buffer that holds gathered keys of the transposed order, before they are turned round into their own buffer."""
+
+
+class TorchKind:
+    """The backend for any model on any device. Implements AttentionBackendKind."""
+
+    name = BackendName.TORCH
+
+    def key_orders(self, needs: AttentionNeeds) -> tuple[KeyOrder, ...]:
+        """See AttentionBackendKind."""
+        if needs.device.type == "cpu":
+            return (KeyOrder.PLAIN, KeyOrder.TRANSPOSED)
+        return (KeyOrder.PLAIN,)
+
+    def find_obstacle(self, needs: AttentionNeeds) -> str | None:
+        """See AttentionBackendKind."""
+        return None
+
+    def open(self, kv_cache: Tensor, needs: AttentionNeeds) -> TorchAttention:
+        """See AttentionBackendKind."""
+        geometry = needs.geometry
+        return TorchAttention(
+            kv_cache, geometry.sliding_windows, key_order=needs.key_order, is_causal=geometry.is_causal
+        )
 
 
 class TorchAttention:
-    """Holds the views of the KV cache and the gather buffers; makes a TorchBatch for each step."""
+    """Holds the views of the KV cache and the buffers that blocks are gathered into; makes a TorchBatch for each step.
 
-    def __init__(self, kv_cache: Tensor, sliding_windows: frozenset[int | None]) -> None:
-        """kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], contiguous."""
+    kv_cache: the tensor that was given, [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]
+    rows, tiles: flat views of kv_cache, as batch_plan.py describes them
+
+    Implements AttentionBackend.
+    """
+
+    def __init__(
+        self,
+        kv_cache: Tensor,
+        sliding_windows: frozenset[int | None],
+        *,
+        key_order: KeyOrder = KeyOrder.PLAIN,
+        is_causal: bool,
+    ) -> None:
+        """kv_cache must be contiguous; sliding_windows and is_causal are those of the model's layers."""
         _, num_kv_heads, num_layers, _, block_size, head_dim = kv_cache.shape
         self.kv_cache = kv_cache
         self.rows = kv_cache.view(-1, head_dim)
         self.tiles = kv_cache.view(-1, block_size * head_dim)
         self.shape = CacheShape(num_kv_heads, num_layers, block_size, kv_cache.dtype, kv_cache.device)
-        self._sliding_windows = sliding_windows
-        self._buffers = [kv_cache.new_empty(0) for _ in range(4)]
+        self.key_order = key_order
+        self.sliding_windows = sliding_windows
+        self.is_causal = is_causal
+        self._buffers = [kv_cache.new_empty(0) for _ in range(5)]
 
     def prepare(self, shape: BatchShape) -> TorchBatch:
-        """Plan one step. The plan is valid until the next call."""
-        return TorchBatch(self, shape, self._sliding_windows)
+        """Plan one step. The result may be used until the next call, which reuses its buffers."""
+        return TorchBatch(self, shape)
 
     def gather(self, tiles: Tensor, layer: int, num_sequences: int, *, beside: bool = False) -> tuple[Tensor, Tensor]:
-        """Copy keys and values into the reused buffers: two of [num_sequences, num_kv_heads, num_keys, head_dim].
+        """Copy keys and values of some blocks into the reused buffers.
 
-        beside: into others than the next call without it uses
+        tiles:  [num_sequences * num_kv_heads * num_blocks], int64, tiles of layer 0's keys
+        beside: use a second pair of buffers, so that a call without beside does not overwrite these keys and values
+        Returns keys and values, each [num_sequences, num_kv_heads, num_keys, head_dim].
         """
         first = 2 * beside
-        return (
-            self._gather(tiles, 2 * layer, num_sequences, first),
-            self._gather(tiles, 2 * layer + 1, num_sequences, first + 1),
-        )
+        values = self._gather(tiles, 2 * layer + 1, first + 1)
+        if self.key_order is KeyOrder.PLAIN:
+            keys = self._gather(tiles, 2 * layer, first)
+        else:
+            stored, keys = self._gather(tiles, 2 * layer, _TRANSPOSED_BUFFER), self._buffer(first, len(tiles))
+            shape = (len(tiles), self.shape.block_size, self.rows.shape[1])
+            keys.view(shape).copy_(stored.view(shape[0], shape[2], shape[1]).transpose(1, 2))
+        by_sequence = (num_sequences, self.shape.num_kv_heads, -1, self.rows.shape[1])
+        return keys.view(by_sequence), values.view(by_sequence)
 
-    def _gather(self, tiles: Tensor, offset: int, num_sequences: int, which: int) -> Tensor:
-        tile_size = self.tiles.shape[1]
-        if self._buffers[which].numel() < tiles.shape[0] * tile_size:
-            # Grow by a half more than needed: a decode batch asks for a little more at almost every step.
-            self._buffers[which] = self.kv_cache.new_empty(tiles.shape[0] * tile_size * 3 // 2)
-        gathered = self._buffers[which][: tiles.shape[0] * tile_size].view(-1, tile_size)
+    def _gather(self, tiles: Tensor, offset: int, which: int) -> Tensor:
+        gathered = self._buffer(which, len(tiles))
         torch.index_select(self.tiles[offset:], 0, tiles, out=gathered)
-        return gathered.view(num_sequences, self.shape.num_kv_heads, -1, self.rows.shape[1])
+        return gathered
+
+    def _buffer(self, which: int, num_tiles: int) -> Tensor:
+        """Return a reused buffer, [num_tiles, block_size * head_dim]."""
+        size = num_tiles * self.tiles.shape[1]
+        if self._buffers[which].numel() < size:
+            # Allocate half as much again as needed: a decode batch asks for a little more at almost every step.
+            self._buffers[which] = self.kv_cache.new_empty(size * 3 // 2)
+        return self._buffers[which][:size].view(num_tiles, -1)
 
 
 class TorchBatch:
     """One step's batch: writes each layer's keys and values, then attends. Implements BatchAttention."""
 
-    def __init__(self, backend: TorchAttention, shape: BatchShape, sliding_windows: frozenset[int | None]) -> None:
+    def __init__(self, backend: TorchAttention, shape: BatchShape) -> None:
         self._backend = backend
-        self._write_rows, begun_blocks = plan_writes(shape, backend.shape)
-        self._plans = {window: plan_window(shape, backend.shape, window) for window in sliding_windows}
-        if begun_blocks.shape[0]:
-            backend.kv_cache.index_fill_(0, begun_blocks, 0)
+        self._write_rows, begun = plan_writes(shape, backend.shape)
+        self._plans = {
+            window: plan_window(shape, backend.shape, window, is_causal=backend.is_causal)
+            for window in backend.sliding_windows
+        }
+        self._repeated_masks: dict[int, Tensor] = {}
+        """The masks of buckets with several tokens, repeated for the query heads of a KV head, by the bucket's id."""
+        if begun.shape[0]:
+            backend.kv_cache.index_fill_(0, begun, 0)
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See BatchAttention."""
@@ -71,48 +131,67 @@ class TorchBatch:
         num_heads, num_tokens, head_dim = query.shape
         output = query.new_empty(num_tokens, num_heads, head_dim)
         for bucket in plan.decodes:
-            output.index_copy_(0, bucket.tokens, self._decode(layer, bucket, query))
+            output.index_copy_(0, bucket.tokens.view(-1), self._decode(layer, bucket, query))
         for segment in plan.prefills:
             attended = self._prefill(layer, segment, query, key, value)
             output[segment.start : segment.stop] = attended.transpose(0, 1)
         return output
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        block_size, head_dim = self._backend.shape.block_size, key.shape[-1]
-        for offset, states in ((2 * layer, key), (2 * layer + 1, value)):
-            self._backend.rows[offset * block_size :].index_copy_(
-                0, self._write_rows, states.reshape(-1, head_dim).to(self._backend.rows.dtype)
-            )
+        backend, rows = self._backend, self._write_rows
+        block_size, head_dim = backend.shape.block_size, key.shape[-1]
+        keys, values = (states.reshape(-1, head_dim).to(backend.rows.dtype) for states in (key, value))
+        if backend.key_order is KeyOrder.PLAIN:
+            backend.rows[2 * layer * block_size :].index_copy_(0, rows, keys)
+        else:
+            stored = backend.tiles.view(-1, head_dim, block_size)
+            stored[rows // block_size + 2 * layer, :, rows % block_size] = keys
+        backend.rows[(2 * layer + 1) * block_size :].index_copy_(0, rows, values)
 
     def _decode(self, layer: AttentionLayer, bucket: DecodeBucket, query: Tensor) -> Tensor:
-        """[n, num_heads, head_dim] of a bucket's tokens."""
-        num_sequences, num_kv_heads = bucket.tokens.shape[0], self._backend.shape.num_kv_heads
+        """Return the attention of a bucket's tokens, [n * num_queries, num_heads, head_dim]."""
+        (num_sequences, num_queries), num_kv_heads = bucket.tokens.shape, self._backend.shape.num_kv_heads
+        num_heads, _, head_dim = query.shape
+        group = num_heads // num_kv_heads
         keys, values = self._backend.gather(bucket.tiles, layer.index, num_sequences)
-        queries = query.index_select(1, bucket.tokens).transpose(0, 1)
-        folded = queries.reshape(num_sequences, num_kv_heads, -1, query.shape[-1])
+        queries = query.index_select(1, bucket.tokens.view(-1)).view(num_heads, num_sequences, num_queries, head_dim)
+        folded = queries.transpose(0, 1).reshape(num_sequences, num_kv_heads, group * num_queries, head_dim)
         if bucket.prefix_tiles is None:
-            attended = _attend(layer, folded, keys, values, bucket.mask)
+            attended = _attend(layer, folded, keys, values, self._mask(bucket, group))
         else:
             prefix = self._backend.gather(bucket.prefix_tiles, layer.index, 1, beside=True)
             attended = attend_with_shared_prefix(layer, folded, prefix, (keys, values), bucket.mask)
-        return attended.reshape(num_sequences, -1, query.shape[-1])
+        by_head = attended.reshape(num_sequences, num_heads, num_queries, head_dim)
+        return by_head.transpose(1, 2).reshape(-1, num_heads, head_dim)
+
+    def _mask(self, bucket: DecodeBucket, group: int) -> Tensor:
+        """Return the mask for query rows that are folded head by head, [n, 1, 1 or group * num_queries, num_keys]."""
+        if bucket.tokens.shape[1] == 1:
+            return bucket.mask
+        if id(bucket) not in self._repeated_masks:
+            self._repeated_masks[id(bucket)] = bucket.mask.repeat(1, 1, group, 1)
+        return self._repeated_masks[id(bucket)]
 
     def _prefill(
         self, layer: AttentionLayer, segment: PrefillSegment, query: Tensor, key: Tensor, value: Tensor
     ) -> Tensor:
-        """[num_heads, stop - start, head_dim] of one sequence's tokens."""
+        """Return the attention of one sequence's tokens, [num_heads, stop - start, head_dim]."""
         tokens = slice(segment.start, segment.stop)
         queries = query[None, :, tokens]
         if segment.tiles is None:
             keys, values = key[None, :, tokens], value[None, :, tokens]
         else:
-            assert layer.is_causal, "a prompt whose tokens see all of it is in one step"
+            assert layer.is_causal, "without causal attention, all of a prompt is computed in one step"
             keys, values = self._backend.gather(segment.tiles, layer.index, 1)
         return _attend(layer, queries, keys, values, segment.mask)[0]
 
 
 def _attend(layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """[n, num_heads, q, head_dim] against [n, num_kv_heads, k, head_dim]; no mask: causal, or all of it, and q == k."""
+    """Attend with queries, [n, num_heads, q, head_dim], to keys and values, [n, num_kv_heads, k, head_dim].
+
+    mask: additive, broadcast to [n, num_heads, q, k]. None: the layer is causal, or has no mask at all, and q == k
+    Returns the queries' shape.
+    """
     if layer.softcap is not None:
         return _attend_with_softcap(layer, query, key, value, mask)
     return functional.scaled_dot_product_attention(
@@ -129,7 +208,7 @@ def _attend(layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, ma
 def _attend_with_softcap(
     layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """The same with scores squeezed by tanh before the mask, which torch's fused attention cannot do (Gemma 2)."""
+    """Attend as _attend does, with soft-capped scores (Gemma 2), which torch's fused attention cannot compute."""
     assert layer.softcap is not None
     num_sequences, num_kv_heads, _, head_dim = key.shape
     grouped = query.reshape(num_sequences, num_kv_heads, -1, query.shape[2], head_dim)

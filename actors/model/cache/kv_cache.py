@@ -10,14 +10,20 @@ from torch import Tensor
 
 from actors.core.outputs.scheduler_output import BlockCopy
 from actors.model.attention.probe import KVGeometry
-from kv_transfer.layout import KVCacheLayout
+from kv_transfer.layout import KeyOrder, KVCacheLayout
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 
 logger = logging.getLogger(__name__)
 
 
 def make_layout(
-    geometry: KVGeometry, *, num_blocks: int, block_size: int, dtype: torch.dtype, model_fingerprint: str
+    geometry: KVGeometry,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    model_fingerprint: str,
+    key_order: KeyOrder = KeyOrder.PLAIN,
 ) -> KVCacheLayout:
     """Return the layout of one rank's KV cache."""
     return KVCacheLayout(
@@ -32,6 +38,7 @@ def make_layout(
         tp_rank=geometry.tp_rank,
         tp_size=geometry.tp_size,
         num_replicas=geometry.num_replicas,
+        key_order=key_order,
     )
 
 
@@ -54,7 +61,7 @@ def allocate_kv_cache(layout: KVCacheLayout, device: torch.device) -> Tensor:
 
 
 def copy_blocks(kv_cache: Tensor, copies: Iterable[BlockCopy]) -> None:
-    """Copy whole blocks, for all layers and heads of this rank, in the order of what the device was given before.
+    """Copy whole blocks, for all layers and heads of this rank, after all work that was queued on the device before.
 
     kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]
     copies: of existing blocks, none of which is both a source and a destination

@@ -10,6 +10,9 @@ from actors.model.errors import KVCacheTooLarge, KVCacheTooSmall
 logger = logging.getLogger(__name__)
 
 _BATCHES_WORTH_KEEPING = 4
+_CPU_TOKENS_WORTH_KEEPING = 131_072
+"""Enough for 64 requests of 2048 tokens. More run at once on a GPU, but seldom on a CPU."""
+_CPU_SEQUENCES_WORTH_KEEPING = 4
 
 
 def choose_num_blocks(
@@ -19,22 +22,22 @@ def choose_num_blocks(
     block_size_bytes: int,
     max_model_len: int,
     free_memory_bytes: int,
+    is_gpu: bool,
 ) -> int:
     """Return the number of blocks of the cache: num_blocks, or what kv_cache_memory_gib or memory_fraction holds.
 
-    A fraction of the free memory is cut at four times what the largest batch can use: beyond that only the prefix cache
-    would gain, and a small model on a large machine would spend its start on making millions of blocks.
+    A fraction of the free memory is cut at num_useful_blocks().
     Raises KVCacheTooSmall if that is not even one sequence of max_model_len tokens.
     """
     if cache_config.num_blocks is not None:
         return cache_config.num_blocks
-    blocks_per_sequence = -(-max_model_len // cache_config.block_size)
+    blocks_per_sequence = _blocks_per_sequence(cache_config, max_model_len)
     if cache_config.kv_cache_memory_gib is not None:
         budget_bytes = int(cache_config.kv_cache_memory_gib * (1 << 30))
         num_blocks = budget_bytes // block_size_bytes
     else:
         budget_bytes = int(max(free_memory_bytes, 0) * cache_config.memory_fraction)
-        useful = _BATCHES_WORTH_KEEPING * scheduler_config.max_num_seqs * blocks_per_sequence
+        useful = num_useful_blocks(cache_config, scheduler_config, max_model_len=max_model_len, is_gpu=is_gpu)
         num_blocks = min(budget_bytes // block_size_bytes, useful)
     if num_blocks < blocks_per_sequence:
         raise KVCacheTooSmall(
@@ -44,6 +47,27 @@ def choose_num_blocks(
         )
     logger.info("sized the KV cache", extra={"num_blocks": num_blocks, "size_bytes": num_blocks * block_size_bytes})
     return num_blocks
+
+
+def num_useful_blocks(
+    cache_config: CacheConfig, scheduler_config: SchedulerConfig, *, max_model_len: int, is_gpu: bool
+) -> int:
+    """Return how many blocks are worth their memory where no setting names the size of the cache.
+
+    That is four times what the largest batch can use: beyond that only the prefix cache would gain, and a small model
+    on a large machine would spend its start on making millions of blocks. On a CPU, 131072 tokens are enough, or four
+    sequences of max_model_len: larger batches are too slow there, and the other processes need the memory, too.
+    """
+    per_sequence = _blocks_per_sequence(cache_config, max_model_len)
+    useful = _BATCHES_WORTH_KEEPING * scheduler_config.max_num_seqs * per_sequence
+    if is_gpu:
+        return useful
+    likely = _CPU_TOKENS_WORTH_KEEPING // cache_config.block_size
+    return min(useful, max(likely, _CPU_SEQUENCES_WORTH_KEEPING * per_sequence))
+
+
+def _blocks_per_sequence(cache_config: CacheConfig, max_model_len: int) -> int:
+    return -(-max_model_len // cache_config.block_size)
 
 
 def check_fits(num_blocks: int, block_size_bytes: int, free_bytes: int) -> None:

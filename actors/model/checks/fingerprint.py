@@ -1,4 +1,4 @@
-"""A digest that tells two models apart, so that one model's KV is never taken for another's."""
+"""Computes a digest that tells two models apart, so that no engine uses the KV of another model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _MAX_HEADER_SIZE_BYTES = 64 << 20
 def fingerprint_checkpoint(directory: Path, model_config: ModelConfig, dtype: str) -> str:
     """Digest config.json, the dtype in use, and of each safetensors file its name, size, header and samples.
 
-    The header is read whole (names, dtypes, shapes, offsets), of the weights 64 pieces of 4 KiB, spread evenly over the
-    file: enough to tell any two trainings apart, at a cost that does not grow with the model. It is no proof against
-    someone who forges weights. With load_format dummy the seed stands for the weights.
+    The header (names, dtypes, shapes, offsets) is read whole. Of the weights, 64 pieces of 4 KiB are read, spread
+    evenly over the file. This tells any two trainings apart, at a cost that does not grow with the model. It does not
+    detect weights that somebody has forged. With load_format dummy, the seed is digested instead of the weights.
+    Returns 32 hexadecimal digits, the first half of a SHA-256.
     """
     digest = hashlib.sha256()
     config = json.loads((directory / "config.json").read_text())

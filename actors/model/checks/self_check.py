@@ -1,9 +1,11 @@
-"""The proof that a model is served right: the engine's paged, flattened forward against the model's own.
+"""Checks at start that the engine computes what transformers computes, with the paged KV cache and flattened batches.
 
-Reading configs can only find what somebody thought of. So every loaded model first computes the output (logits, or the
-hidden states of a model without a language head) of two random sequences both ways: with transformers' eager attention
-and its own masks, and through our attention in three mixed steps (prefill, a chunk on a cached prefix beside another
-prefill, decode); a model whose tokens see all of a prompt, in one. If they differ, it is refused.
+Reading config.json finds only the unsupported features that somebody thought of. So every loaded model first computes
+the output (logits, or the hidden states of a model without a language head) of two random sequences in two ways:
+- with transformers' eager attention and the model's own masks;
+- through our attention, in three steps: a prefill; a chunk after a cached prefix, beside the prefill of the other
+  sequence; and decoding. A model that is not causal computes both sequences in one step.
+If the two outputs differ, the engine refuses the model.
 """
 
 from __future__ import annotations
@@ -33,18 +35,18 @@ _MIN_TOKENS = 24
 _TOKENS_PAST_WINDOW = 8
 # About one second of matrix products, so that a check stays short beside the reading of the weights.
 _MAX_FLOPS = {"cpu": 2e11, "cuda": 1e14}
-# Relative to the spread of a token's logits. float32: of the worst token. 16 bits: of the median token, since the
-# rounding of a deep model is in the per cents, and a mixture of experts may choose another expert for a token.
+# The largest relative_error() that passes. In float32 it is the worst token's error. In 16 bits it is the median
+# token's: a deep model's rounding errors are some per cent, and a mixture of experts may choose other experts for one.
 _MAX_ERROR_FLOAT32 = 1e-3
 _MAX_ERROR_16_BITS = 0.15
 
 
 @torch.inference_mode()
 def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int, max_tokens: int) -> None:
-    """Raise SelfCheckFailed unless paged and stock logits agree.
+    """Raise SelfCheckFailed unless the model's logits through the paged KV cache equal transformers' own.
 
-    The sequences are longer than the longest sliding window where that fits into about a second of computing;
-    max_tokens is the model's longest sequence.
+    The sequences are longer than the longest sliding window, if computing them takes no more than about a second.
+    max_tokens: the longest sequence that the model can compute
     """
     started = time.monotonic()
     num_tokens = _choose_num_tokens(forward, geometry, max_tokens)
@@ -52,7 +54,7 @@ def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int
     paged = _paged_logits(forward, geometry, sequences)
     stock = _stock_logits(forward, sequences)
     error, limit = relative_error(paged, stock), error_limit(paged.dtype)
-    if not error <= limit:  # a NaN fails, too
+    if not error <= limit:  # This comparison is false for a NaN, so a NaN fails the check.
         raise SelfCheckFailed(
             type(forward.model).__name__,
             f"its logits through the paged cache differ from its own by {error:.2g} (at most {limit:.2g})",
@@ -64,17 +66,17 @@ def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int
 
 
 def draw_sequences(forward: FlatForward, vocab_size: int, num_tokens: int) -> Tensor:
-    """[2, num_tokens] tokens on the model's device, the same ones for every engine."""
+    """Draw two sequences of tokens, [2, num_tokens] int64, on the model's device. Every engine draws the same ones."""
     generator = torch.Generator().manual_seed(0)
     sequences = torch.randint(vocab_size, (2, num_tokens), generator=generator).to(forward.model.device)
     if forward.padding_idx is not None:
-        # Such a model gives padding no position.
+        # A model with a padding token gives this token no position of its own.
         sequences.masked_fill_(sequences == forward.padding_idx, forward.padding_idx + 1)
     return sequences
 
 
 def error_limit(dtype: torch.dtype) -> float:
-    """Return the largest relative_error that passes for the dtype."""
+    """Return the largest result of relative_error() that passes in this dtype."""
     return _MAX_ERROR_16_BITS if dtype.itemsize < 4 else _MAX_ERROR_FLOAT32
 
 
@@ -87,7 +89,10 @@ def _choose_num_tokens(forward: FlatForward, geometry: KVGeometry, max_tokens: i
 
 
 def _paged_logits(forward: FlatForward, geometry: KVGeometry, sequences: Tensor) -> Tensor:
-    """[2 * num_tokens - num_tokens // 2, vocab_size]: all of the first sequence, then the first half of the second."""
+    """Compute logits through the paged cache, [2 * num_tokens - num_tokens // 2, vocab_size].
+
+    They are those of the whole first sequence, then of the first half of the second one.
+    """
     num_tokens = sequences.shape[1]
     half = num_tokens - num_tokens // 2
     blocks_per_sequence = -(-num_tokens // _BLOCK_SIZE)
@@ -98,8 +103,9 @@ def _paged_logits(forward: FlatForward, geometry: KVGeometry, sequences: Tensor)
         dtype=forward.model.dtype,
         model_fingerprint="",
     )
-    backend = TorchAttention(allocate_kv_cache(layout, sequences.device), geometry.sliding_windows)
-    # Blocks out of order, so that a mistake in addressing shows.
+    kv_cache = allocate_kv_cache(layout, sequences.device)
+    backend = TorchAttention(kv_cache, geometry.sliding_windows, is_causal=geometry.is_causal)
+    # The blocks are out of order, so that a wrong address gives a wrong result.
     block_tables = np.arange(2 * blocks_per_sequence)[::-1].reshape(blocks_per_sequence, 2).T
     steps = [
         ([0, num_tokens * 2 // 3], [0, 0]),
@@ -122,7 +128,11 @@ def _run_step(
     block_tables: np.ndarray,
     edges: tuple[list[int], list[int]],
 ) -> list[tuple[int, Tensor]]:
-    """Compute [start, stop) of each sequence in one batch; every token's logits, by sequence."""
+    """Compute a part of each sequence in one batch.
+
+    edges: (start, stop) of each sequence's part
+    Returns the index of each sequence whose part is not empty, with the logits of the part's tokens.
+    """
     present = [sequence for sequence, (start, stop) in enumerate(edges) if stop > start]
     lengths = [edges[sequence][1] - edges[sequence][0] for sequence in present]
     shape = BatchShape(
@@ -138,7 +148,10 @@ def _run_step(
 
 
 def _stock_logits(forward: FlatForward, sequences: Tensor) -> Tensor:
-    """The same logits from the untouched model: eager attention, its own masks, one sequence at a time."""
+    """Compute the logits that _paged_logits returns, with the model's own eager attention and masks.
+
+    The sequences are computed one after the other.
+    """
     num_tokens = sequences.shape[1]
     with stock_attention(forward.model):
         return torch.cat([forward.stock(sequences[0]), forward.stock(sequences[1, : num_tokens - num_tokens // 2])])
@@ -146,7 +159,7 @@ def _stock_logits(forward: FlatForward, sequences: Tensor) -> Tensor:
 
 @contextmanager
 def stock_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Let a model attend as transformers does, eagerly, for so long."""
+    """Let a model use transformers' eager attention until the context ends."""
     model.set_attn_implementation("eager")
     try:
         yield
@@ -155,7 +168,11 @@ def stock_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def relative_error(paged: Tensor, stock: Tensor) -> float:
-    """How far outputs are from the right ones, [num_tokens, n] both, relative to the spread of the right ones."""
+    """Return how far the paged outputs are from transformers' own; both are [num_tokens, n].
+
+    A token's error is |paged - stock| / |stock - mean(stock)|, with Euclidean norms and the mean over n. The result is
+    the largest error of a token; for dtypes of less than 32 bits, it is the median.
+    """
     difference = (paged.float() - stock.float()).norm(dim=-1)
     spread = (stock.float() - stock.float().mean(dim=-1, keepdim=True)).norm(dim=-1)
     errors = difference / spread.clamp_min(torch.finfo(torch.float32).tiny)

@@ -1,4 +1,4 @@
-"""Checks a checkpoint's weights: all are there, all are read, in the model's shapes, and all are numbers."""
+"""Checks a checkpoint's weights: none is missing or left unread, their shapes are the model's, and all are finite."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ logger = logging.getLogger(__name__)
 
 _MAX_NAMES: Final = 8
 _NO_WEIGHTS: Final = re.compile(
-    # Masks and rotary frequencies, which older versions of transformers saved and newer ones compute; scales of a KV
-    # cache in 8 bits, which is none of ours.
+    # Masks and rotary frequencies, which older versions of transformers saved and newer ones compute; and scales for
+    # 8-bit KV caches, which raypd does not have.
     r"(^|\.)(attn|attention)\.(bias|masked_bias)$|rotary_emb\.inv_freq$|(^|\.)position_ids$|\.[kv]_scale$"
 )
 _LEFTOVERS: Final = re.compile(
-    # Heads of a model's other uses, such as a reward model's; layers that guess further tokens (MTP); encoders of
-    # images and sound beside a decoder of text. None has a part in the logits of a model that has no such layer.
+    # Heads for other uses of a model, such as a reward model's; layers for multi-token prediction (MTP); encoders of
+    # images and sound. A model that was built without such a layer computes its logits without these weights.
     r"^(score|v_head|classifier|qa_outputs|cls|pooler)\.|(^|\.)mtp\w*\."
     r"|(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|embed_vision"
     r"|audio_tower|embed_audio|speech_encoder)\."
 )
 _HEADS: Final = re.compile(r"^(cls|lm_head|classifier|pooler|score|predictions|generator_lm_head|qa_outputs)\.")
-"""Layers behind the hidden states, which a model that is loaded without them has no use for."""
+"""Layers that come after the hidden states. A model that is loaded without such layers does not need their weights."""
 
 
 def refuse_report(directory: Path, report: Mapping[str, Iterable[object]], config: PretrainedConfig) -> None:
-    """Raise CheckpointError for what transformers' loader passes over: it draws missing weights at random.
+    """Raise CheckpointError for faults that transformers' loader accepts: it gives missing weights random values.
 
-    report: its loading info; unexpected_keys are without those that the model's class declares as ignored
+    report: the loader's loading info; its unexpected_keys lack the names that the model's class declares as ignored
     """
     missing = sorted(map(str, report["missing_keys"]))
     if kind_of(config) is ModelKind.EMBEDDING:
-        # Encoders have a layer behind their hidden states, which nothing here looks at and many checkpoints lack.
+        # Encoders have a pooler layer after their hidden states. raypd does not use it, and many checkpoints lack it.
         missing = [name for name in missing if not name.startswith("pooler.")]
     if missing:
         raise CheckpointError(f"model: {directory} lacks weights: {list_names(missing)}")
@@ -54,9 +54,9 @@ def refuse_report(directory: Path, report: Mapping[str, Iterable[object]], confi
 
 
 def refuse_unread(directory: Path, names: Iterable[str], config: PretrainedConfig) -> None:
-    """Raise CheckpointError if weights are left that no part of the model has read, and that may belong to it.
+    """Raise CheckpointError if the checkpoint has weights that the model has not read and may need.
 
-    names: without those that the model's class declares as ignored
+    names: the weights that were not read, without those that the model's class declares as ignored
     """
     left = sorted(name for name in names if not _NO_WEIGHTS.search(name))
     known = [name for name in left if _is_leftover(name, config)]
@@ -65,25 +65,25 @@ def refuse_unread(directory: Path, names: Iterable[str], config: PretrainedConfi
     unread = [name for name in left if name not in set(known)]
     if unread:
         raise CheckpointError(
-            f"model: {directory} has weights that this model does not read, so config.json is another model's, or the "
-            f"weights are quantized or packed in a way that it does not say: {list_names(unread)}. No setting lets "
-            "them through: serve a checkpoint whose config.json describes them, or one without them"
+            f"model: {directory} has weights that this model does not read, so config.json is another model's, or "
+            f"does not say how the weights are quantized or packed: {list_names(unread)}. No setting allows them: "
+            "serve a checkpoint whose config.json describes these weights, or one without them"
         )
 
 
 def _is_leftover(name: str, config: PretrainedConfig) -> bool:
-    """Whether a checkpoint of such a model is known to hold a weight that its decoder has no use for."""
+    """Whether checkpoints of such models are known to hold this weight, which the decoder does not need."""
     if _LEFTOVERS.search(name) or (not kind_of(config).generates and _HEADS.search(name)):
         return True
     text = config.get_text_config(decoder=True)
-    # DeepSeek and models that follow it number their layers for multi-token prediction on after the decoder's layers.
+    # DeepSeek and similar models number their layers for multi-token prediction after the decoder's layers.
     num_further = getattr(text, "num_nextn_predict_layers", None) or 0
     layer = re.match(r"(?:model\.)?(?:language_model\.)?(?:model\.)?layers\.(\d+)\.", name)
     return layer is not None and 0 <= int(layer[1]) - text.num_hidden_layers < num_further
 
 
 def ignored_patterns(model: PreTrainedModel) -> re.Pattern[str] | None:
-    """Match the weights that a checkpoint may hold and the model does not read, as the model's class declares them."""
+    """Return a pattern of the weights that the model's class declares as ignored; None if it declares none."""
     patterns = sorted(model._keys_to_ignore_on_load_unexpected or ())
     return re.compile("|".join(f"({pattern})" for pattern in patterns)) if patterns else None
 
@@ -93,7 +93,7 @@ def refuse_nan(directory: Path, model: nn.Module) -> None:
     """Raise CheckpointError if a weight holds NaN or an infinite number. Reads every weight once."""
     for name, weight in model.named_parameters():
         if not weight.is_floating_point() or weight.dtype.itemsize < 2:
-            # Not every device can sum 8-bit numbers; the scales beside such weights are checked.
+            # Not every device can sum 8-bit numbers. The scales that belong to such weights are checked instead.
             continue
         if bool(torch.isfinite(weight.sum(dtype=torch.float32))):
             continue
@@ -104,7 +104,7 @@ def refuse_nan(directory: Path, model: nn.Module) -> None:
 
 
 def list_names(names: Iterable[str]) -> str:
-    """Join the first few names, and say how many more there are."""
+    """Join the first eight names, and append how many more there are."""
     names = list(names)
     more = f", and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more

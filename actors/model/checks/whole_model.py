@@ -1,9 +1,9 @@
-"""The proof that a model split over ranks is the model of the checkpoint: its output against the whole model's.
+"""Checks that a model split over ranks is the model of the checkpoint, by comparing its output with the whole model's.
 
 Every other check compares the split model with itself. Here rank 0 runs the whole model on random tokens, with
-weights that transformers' own loader reads and converts, one decoder layer at a time: a layer is read when the forward
-gets to it and dropped behind it, so the whole model never has to fit into memory. Where reading takes too long, the
-layers that were reached are compared instead of the output.
+weights that transformers' own loader reads and converts. It reads a decoder layer's weights when the forward pass
+reaches the layer, and drops them afterwards, so the whole model never has to fit into memory. If reading takes too
+long, the layers that were reached are compared instead of the output.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ModelRun:
     """The hidden states and the output that a model computed from some tokens.
 
     layers: the hidden states, [num_tokens, hidden_size], of each decoder layer that was reached
-    output: logits, or the last hidden states; None if time ran out before the last layer
+    output: logits, [num_tokens, vocab_size], or the last hidden states; None if time ran out before the last layer
     """
 
     layers: tuple[Tensor, ...]
@@ -57,7 +57,7 @@ class ModelRun:
 
 
 class _OutOfTimeError(Exception):
-    """The deadline has passed before the next layer is read."""
+    """The deadline passed before the next layer was read."""
 
 
 def check_split(
@@ -70,8 +70,9 @@ def check_split(
 ) -> None:
     """Raise SelfCheckFailed on every rank unless the split model computes what the whole one computes.
 
-    Collective: every rank calls it at the same point.
-    run_whole: computes the whole model's run of [num_tokens] tokens; called on rank 0
+    Every rank has to call check_split at the same point, since the ranks wait for each other.
+    run_whole: runs the whole model on tokens, [num_tokens] int64; only rank 0 calls it
+    max_tokens: the longest sequence that the model can compute
     """
     started = time.monotonic()
     tokens = draw_sequences(split, vocab_size, min(_NUM_TOKENS, max_tokens))[0]
@@ -102,7 +103,10 @@ def check_split(
 def run_from_files(
     directory: Path, config: PretrainedConfig, dtype: torch.dtype, tokens: Tensor, *, trust_remote_code: bool
 ) -> ModelRun:
-    """Run the whole model of a checkpoint, layer by layer, on the tokens' device."""
+    """Run the whole model of a checkpoint, layer by layer, on the tokens' device.
+
+    tokens: [num_tokens], int64
+    """
     # A model writes its attention implementation into its config: the split model's config must stay as it is.
     config = copy.deepcopy(config)
     with torch.device("meta"):
@@ -115,7 +119,7 @@ def run_from_files(
         compute_buffers(model, config)
         for module in model.modules():
             module._buffers.update({k: b.to(tokens.device) for k, b in module._buffers.items() if b is not None})
-        slices: dict[str, Any] = {}  # safetensors' handles are untyped
+        slices: dict[str, Any] = {}  # safetensors has no types for its slices
         for path in sorted(directory.glob("*.safetensors")):
             file = files.enter_context(safe_open(path, framework="pt"))
             slices.update({name: file.get_slice(name) for name in file.keys()})  # noqa: SIM118  # no mapping
@@ -162,7 +166,11 @@ class _Reader:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """names_by_owner: the checkpoint's names of weights, by layer; weights of no layer are under the empty name"""
+        """Keep what each layer's weights are read from.
+
+        slices: safetensors' handle of each weight in the checkpoint, by the weight's name
+        names_by_owner: the names of each layer's weights in the checkpoint; weights outside the layers are under ""
+        """
         self._model = model
         self._slices = slices
         self._names_by_owner = names_by_owner
@@ -175,9 +183,10 @@ class _Reader:
 
     @contextmanager
     def attached(self, deadline_s: float) -> Iterator[None]:
-        """Read weights outside the layers at once, and a layer's when the forward reaches it before deadline_s.
+        """Read the weights outside the layers now, and each layer's weights when the forward pass reaches the layer.
 
-        deadline_s: on the clock of time.monotonic(); the first layer is read even after it
+        deadline_s: on the clock of time.monotonic(). After deadline_s, reading a further layer raises _OutOfTimeError;
+            the first layer is read in any case.
         """
         self._read("")
         self._model.tie_weights()
@@ -230,15 +239,15 @@ def _compare(split: FlatForward, ours: ModelRun, theirs: ModelRun) -> SelfCheckF
         error = relative_error(ours.output, theirs.output)
     else:
         error = max((relative_error(one, other) for one, other in pairs), default=0.0)
-    if error <= limit:  # a NaN fails, too
+    if error <= limit:  # This comparison is false for a NaN, so a NaN fails the check.
         return None
     wrong = (index for index, (one, other) in enumerate(pairs) if not relative_error(one, other) <= limit)
     first = next(wrong, None)
     where = "its layers agree" if first is None else f"layer {first} is the first that differs"
     return SelfCheckFailed(
         architecture_name(split.model.config),
-        f"split over ranks it is not the model of the checkpoint: the outputs differ by {error:.2g} (at most "
-        f"{limit:.2g}), and {where}; tensor_parallel_size 1 is possible",
+        f"split over ranks, it is not the model of the checkpoint: the outputs differ by {error:.2g} (at most "
+        f"{limit:.2g}), and {where}; set tensor_parallel_size to 1",
     )
 
 

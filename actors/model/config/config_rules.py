@@ -166,7 +166,7 @@ def quantization_method(config: PretrainedConfig) -> str | None:
 
 
 def keeps_recurrent_state(config: PretrainedConfig) -> bool:
-    """Whether layers keep a state that is no keys and values; some models have such layers in some checkpoints only."""
+    """Whether layers keep a state other than keys and values; some models have such layers in some checkpoints only."""
     text = config.get_text_config(decoder=True)
     kinds = [str(kind) for field in _LAYER_TYPE_FIELDS for kind in getattr(text, field, None) or []]
     return not kinds or not set(kinds) <= _SERVED_LAYER_TYPES

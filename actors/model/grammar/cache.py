@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class GrammarCache:
-    """Compiled grammars, and refusals, by their sources. The grammar that was not used for longest is dropped first."""
+    """Compiled grammars and refusals, by the parameters of requests. Drops the least recently used ones first."""
 
     def __init__(self, max_bytes: int) -> None:
         self._grammars: SizedCache[StructuredOutputParams, xgrammar.CompiledGrammar | GrammarError] = SizedCache(
@@ -21,10 +21,10 @@ class GrammarCache:
         )
 
     def get(self, params: StructuredOutputParams) -> xgrammar.CompiledGrammar | GrammarError | None:
-        """Return the compiled grammar or the refusal of these parameters; None if they were not compiled yet."""
+        """Return the compiled grammar of these parameters, or its refusal; None if the cache does not have them."""
         return self._grammars.get(params)
 
     def put(self, params: StructuredOutputParams, compiled: xgrammar.CompiledGrammar | GrammarError) -> None:
-        """Keep a result, dropping others until it fits; a result larger than the whole cache is not kept."""
+        """Keep a result, and drop others until it fits. A result larger than the whole cache is not kept."""
         size = len(str(compiled)) if isinstance(compiled, GrammarError) else int(compiled.memory_size_bytes)
         self._grammars.put(params, compiled, size + len(params.value))

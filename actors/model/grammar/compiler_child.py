@@ -1,7 +1,8 @@
 """The process that compiles grammars: `python -m actors.model.grammar.compiler_child FD MEMORY_BYTES MAX_WHITESPACE`.
 
-FD is one end of a connection (bounded_child.py). The greeting is the vocabulary; a task is (kind, value) in JSON,
-answered by COMPILED or REFUSED and the compiled grammar or why not.
+FD is a file descriptor, one end of the connection to the engine (bounded_child.py). The engine sends the serialized
+vocabulary first, then tasks. A task is [kind, value] in JSON, as in StructuredOutputParams. The answer is COMPILED and
+the serialized grammar, or REFUSED and the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MAX_REASON_CHARS: Final = 500
 
 
 def main() -> None:
-    """Compile until the other end hangs up."""
+    """Compile grammars until the engine closes the connection."""
     descriptor, memory_bytes, max_whitespace = (int(argument) for argument in sys.argv[1:])
 
     def start(vocabulary: bytes) -> Callable[[bytes], bytes]:
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whitespace: int) -> bytes:
-    """Compile one grammar; return COMPILED and the serialized grammar, or REFUSED and the reason."""
+    """Compile one grammar. Returns COMPILED and the serialized grammar, or REFUSED and the reason."""
     try:
         compiled = _compile(compiler, kind, value, max_whitespace)
         if not _has_beginning(compiled):

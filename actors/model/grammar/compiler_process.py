@@ -18,10 +18,13 @@ _CHILD: Final = (sys.executable, "-m", "actors.model.grammar.compiler_child")
 
 
 class CompilerProcess:
-    """A process that starts with a grammar, and again after it ended. One thread at a time compiles; any may close."""
+    """A process that compiles grammars. It starts with the first grammar, and again after it has ended.
+
+    One thread at a time may call compile(); any thread may call close().
+    """
 
     def __init__(self, config: GrammarConfig, command: Sequence[str] = _CHILD) -> None:
-        """command: what to run, with the arguments of compiler_child.py"""
+        """command: the program to run; it gets the arguments that compiler_child.py describes."""
         self._timeout_s = config.compile_timeout_s
         limits = ProcessLimits(config.compile_timeout_s, config.compile_memory_mib, config.max_compiled_mib)
         self._process = BoundedProcess(command, [str(config.max_whitespace)], limits, "compiles grammars")
@@ -29,9 +32,9 @@ class CompilerProcess:
     def compile(self, params: StructuredOutputParams, vocabulary: Callable[[], str]) -> str:
         """Return the compiled grammar, serialized.
 
-        vocabulary: serializes the vocabulary, which the process gets when it starts
-        Raises GrammarRefused if the grammar is wrong or takes too much, CompilerUnusable if the process does not start
-        or this object is closed.
+        vocabulary: returns the serialized vocabulary, which the process gets when it starts
+        Raises GrammarRefused if the grammar is wrong, or takes too much time or memory; CompilerUnusable if the process
+        does not start, or if this object is closed.
         """
         task = json.dumps([params.kind, params.value]).encode()
         try:
@@ -48,5 +51,5 @@ class CompilerProcess:
         return text
 
     def close(self) -> None:
-        """End the process; a thread that waits in compile() gets CompilerUnusable at once."""
+        """End the process. A thread that waits in compile() gets CompilerUnusable at once."""
         self._process.close()

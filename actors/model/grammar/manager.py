@@ -1,9 +1,9 @@
-"""Compiles the grammars of an engine's requests beside it, and follows each request's tokens through its own.
+"""Compiles the grammars of an engine's requests in other processes, and matches each request's output tokens.
 
-Everything is called on the engine thread and none of it waits. A grammar is compiled once for all requests that have
-it, by a process of its own (compiler_process.py) that a thread here waits for; it is kept for later requests as long as
-there is room. A matcher is made when its grammar is ready, and goes through the output tokens that its request came
-with; so a request that was handed over or resumed is where it was.
+The engine thread calls every method, and no method waits. A grammar is compiled once for all requests that have it. A
+process (compiler_process.py) compiles it, and a thread waits for that process. A cache keeps compiled grammars for
+later requests. When a request's grammar is ready, the request gets a matcher, which first accepts the output tokens
+that the request came with: a request that was handed over or resumed has such tokens.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class _Waiter:
 
 
 class XGrammarManager:
-    """A StructuredOutputManager. on_ready is called from another thread when take_compiled has something to say."""
+    """Compiles grammars with xgrammar. Implements StructuredOutputManager."""
 
     def __init__(
         self, config: GrammarConfig, vocabulary: LazyVocabulary, vocab_size: int, on_ready: Callable[[], None]
     ) -> None:
+        """on_ready: called on another thread when take_compiled() has a result to return."""
         self._config = config
         self._vocabulary = vocabulary
         self._num_words = -(-vocab_size // 32)
@@ -57,7 +58,7 @@ class XGrammarManager:
         self._idle: queue.SimpleQueue[CompilerProcess] = queue.SimpleQueue()
         for compiler in self._compilers:
             self._idle.put(compiler)
-        # As many threads as compilers, so an idle compiler is there for each.
+        # There are as many threads as compilers, so each thread finds an idle compiler.
         self._threads = ThreadPoolExecutor(config.num_compilers, thread_name_prefix="grammar")
         self._compiled: deque[tuple[StructuredOutputParams, xgrammar.CompiledGrammar | GrammarError | None]] = deque()
         self._cache = GrammarCache(config.cache_mib << 20)
@@ -75,12 +76,20 @@ class XGrammarManager:
         stop_token_ids: tuple[int, ...],
         on_ready: Callable[[], None],
     ) -> Self:
-        """For a model whose checkpoint has a tokenizer. Nothing is loaded or started before the first grammar."""
+        """Make a manager for a checkpoint that has a tokenizer.
+
+        Loads the vocabulary and starts compilers when the first grammar comes, not before.
+        directory: the checkpoint's
+        stop_token_ids: the tokens that end an output
+        """
         vocabulary = LazyVocabulary(lambda: load_vocabulary(directory, vocab_size, stop_token_ids))
         return cls(config, vocabulary, vocab_size, on_ready)
 
     def start_compiling(self, request_id: str, params: StructuredOutputParams, output_token_ids: Sequence[int]) -> None:
-        """Begin to compile the request's grammar, unless it is in the cache or already being compiled."""
+        """Begin to compile the request's grammar, unless the grammar is in the cache or being compiled.
+
+        output_token_ids: the output tokens that the request came with; its matcher accepts them first
+        """
         waiter = _Waiter(request_id, tuple(output_token_ids))
         if (known := self._cache.get(params)) is not None:
             self._answer(waiter, params, known)
@@ -91,7 +100,7 @@ class XGrammarManager:
             self._threads.submit(self._compile, params)
 
     def take_compiled(self) -> dict[str, GrammarFailure | None]:
-        """Return the requests whose grammar was settled since the last call: None if it is ready, or why it failed."""
+        """Return the requests whose compilation ended since the last call: None, or why it failed, by request id."""
         while self._compiled:
             params, compiled = self._compiled.popleft()
             waiters = self._waiters.pop(params)
@@ -108,11 +117,11 @@ class XGrammarManager:
         return ready
 
     def accept_tokens(self, request_id: str, token_ids: Sequence[int]) -> str | None:
-        """Advance the request's matcher by these tokens; return why the grammar does not accept them, or None."""
+        """Advance the request's matcher by these tokens. Returns None, or why the grammar does not accept them."""
         return self._matchers[request_id].accept(token_ids)
 
     def count_allowed(self, request_id: str, token_ids: Sequence[int]) -> int:
-        """Return how many of these draft tokens, from the first on, the grammar allows next."""
+        """Return how many of these draft tokens the grammar allows, up to the first one that it does not."""
         return self._matchers[request_id].count_allowed(token_ids)
 
     def fill_bitmask(
@@ -128,7 +137,7 @@ class XGrammarManager:
         return bits
 
     def release(self, request_id: str) -> None:
-        """Forget a request that has ended; its grammar may still be compiling, and is kept for other requests."""
+        """Forget a request that has ended. Its grammar is compiled to the end, and kept for other requests."""
         self._matchers.pop(request_id, None)
         self._ready.pop(request_id, None)
         for waiters in self._waiters.values():
@@ -147,7 +156,7 @@ class XGrammarManager:
             is_fault = isinstance(compiled, GrammarRefused)
             self._ready[waiter.request_id] = GrammarFailure(str(compiled), is_requests_fault=is_fault)
             return
-        # Here and not above: xgrammar is loaded when something is compiled.
+        # Imported here, so that xgrammar is loaded only when a grammar is compiled.
         from actors.model.grammar.matching import TokenMatcher
 
         matcher = TokenMatcher(
@@ -161,7 +170,7 @@ class XGrammarManager:
         self._ready[waiter.request_id] = None if objection is None else GrammarFailure(objection)
 
     def _compile(self, params: StructuredOutputParams) -> None:
-        """On a thread. If all that waited have left, the next grammar has its turn."""
+        """Compile on a thread of the pool, unless all requests that waited for this grammar have ended."""
         compiled = self._try_to_compile(params) if self._waiters[params] else None
         self._compiled.append((params, compiled))
         self._on_ready()

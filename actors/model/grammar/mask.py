@@ -1,4 +1,4 @@
-"""Applies the tokens that grammars allow to logits: all other tokens become impossible."""
+"""Sets the logits of all tokens that a request's grammar does not allow to minus infinity."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from actors.core.outputs.scheduler_output import SchedulerOutput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GrammarMask:
-    """The next tokens that the grammars of some sampled rows allow.
+    """The next tokens that grammars allow, for those sampled rows that have a grammar.
 
-    rows: [n] int64, increasing, positions among the rows that are sampled
+    A sampled row is a row of logits from which the step samples a token.
+    rows: [n] int64, increasing, the indices of these rows among the sampled rows
     bits: [n, ceil(vocab_size / 32)] int32, 1 for an allowed token, the lowest bit first
     """
 
@@ -25,9 +26,10 @@ class GrammarMask:
 
     @classmethod
     def of_step(cls, scheduler_output: SchedulerOutput, sampled: np.ndarray) -> Self | None:
-        """Pick the masks of requests that sample in this step: those in the middle of their prompts do not.
+        """Pick the masks of the requests that sample in this step; requests in the middle of their prompts do not.
 
-        sampled: [num_sampled] int64, positions in the batch in their order; who has guesses is there once more for each
+        sampled: [num_sampled] int64, for each sampled row, the position of its request in the batch, in increasing
+            order; a request with draft tokens has a further row for each of them
         Returns None if no row has a grammar.
         """
         if (bits := scheduler_output.grammar_bitmask) is None:
@@ -40,10 +42,10 @@ class GrammarMask:
         return cls(np.flatnonzero(np.isin(sampled, positions)), bits[order]) if len(order) else None
 
     def forbid(self, logits: Tensor, rows: np.ndarray) -> None:
-        """Set what is not allowed to -inf.
+        """Set the logits of tokens that are not allowed to -inf.
 
-        logits: [len(rows), vocab_size] floating, changed in place
-        rows:   [m] int64, increasing, positions among the rows that are sampled; they include all that have a mask
+        logits: [m, vocab_size] floating, changed in place
+        rows:   [m] int64, increasing, the index of each row of logits among the sampled rows; contains all of self.rows
         """
         octets = torch.from_numpy(self.bits.view(np.uint8)).to(logits.device)
         bit_of_octet = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)

@@ -16,15 +16,21 @@ EVERY_TOKEN: Final = -1
 
 
 class TokenMatcher:
-    """Knows the tokens that may come next. Its state follows from the grammar and the tokens alone.
+    """Knows which tokens a request's grammar allows next.
 
-    Invariant: it has seen exactly the output tokens that the scheduler has appended to its request.
+    Invariant: the matcher has accepted exactly the output tokens that the scheduler has appended to the request. Its
+    state depends on the grammar and on these tokens only.
     """
 
     def __init__(
         self, compiled: xgrammar.CompiledGrammar, texts: TokenTexts, *, is_json: bool, max_seconds_per_token: float
     ) -> None:
-        """is_json: the output is JSON, whatever the grammar says"""
+        """Start before the first output token.
+
+        texts: what UTF-8 and JSON forbid beside the grammar
+        is_json: the grammar describes JSON, so tokens that JSON cannot contain are forbidden
+        max_seconds_per_token: accept() refuses an output whose matching takes longer than this on average
+        """
         self._texts = texts
         self._json_mask = texts.json_mask if is_json else None
         self._utf8_mask: np.ndarray | None = None
@@ -34,11 +40,11 @@ class TokenMatcher:
         self._spent_s = 0.0
 
     def accept(self, token_ids: Sequence[int]) -> str | None:
-        """Advance by these tokens; returns None, or the reason why the grammar does not allow them."""
+        """Advance by these tokens. Returns None, or the reason why the output cannot go on."""
         began_s = time.perf_counter()
         for token_id in token_ids:
             if not self._matcher.accept_token(token_id):
-                return f"the grammar does not allow token {token_id} after {self._num_tokens} others"
+                return f"the grammar does not allow token {token_id} after {self._num_tokens} tokens"
             self._num_tokens += 1
             self._utf8_mask = self._texts.mask_after(token_id)
             self._spent_s += -began_s + (began_s := time.perf_counter())
@@ -47,7 +53,7 @@ class TokenMatcher:
         return None
 
     def count_allowed(self, guesses: Sequence[int]) -> int:
-        """Return how many of these guesses are allowed, up to the first that is not. Changes nothing."""
+        """Return how many draft tokens are allowed, up to the first one that is not. Changes nothing."""
         began_s = time.perf_counter()
         num_allowed = 0
         while num_allowed < len(guesses) and self._try(guesses[num_allowed]):
@@ -57,9 +63,10 @@ class TokenMatcher:
         return num_allowed
 
     def fill(self, bits: np.ndarray, row: int, guesses: Sequence[int] = ()) -> None:
-        """Write which tokens may come next into a row, and into the rows behind it which may come after each guess.
+        """Write which tokens are allowed next into a row, and into the rows after it what is allowed after each guess.
 
-        bits: [num_rows, ceil(vocab_size / 32)] int32; rows after a guess that is not allowed get EVERY_TOKEN
+        bits: [num_rows, ceil(vocab_size / 32)] int32, 1 for an allowed token, the lowest bit first
+        guesses: draft tokens; the rows after a draft token that is not allowed get EVERY_TOKEN
         """
         began_s = time.perf_counter()
         num_allowed = 0
@@ -74,7 +81,7 @@ class TokenMatcher:
         self._spent_s += time.perf_counter() - began_s
 
     def _try(self, guess: int) -> bool:
-        """Advance by a guess if it is allowed; the caller must roll back. Returns whether it is allowed."""
+        """Advance by a draft token if it is allowed, and return whether it is. The caller must roll back."""
         return not self._matcher.is_terminated() and bool(self._matcher.accept_token(guess))
 
     def _fill_row(self, bits: np.ndarray, row: int, utf8_mask: np.ndarray | None) -> None:

@@ -1,11 +1,13 @@
-"""Keeps outputs to UTF-8 and to JSON, where the grammar compiler is content with bytes that look like it.
+"""Keeps outputs valid UTF-8 and valid JSON in two cases that the grammar compiler, xgrammar, does not check.
 
-UTF-8: it demands that a character's first byte is followed by as many others as it says, but after four first bytes the
-standard (RFC 3629, section 4) leaves out some second ones, which would be overlong forms, surrogates or beyond the last
-character. Who reads such an output sees other characters than the grammar has counted.
+UTF-8: xgrammar checks only how many continuation bytes follow a character's first byte. After the first bytes E0, ED,
+F0 and F4 the standard (RFC 3629, section 4) also forbids some second bytes: they would encode overlong forms,
+surrogates, or numbers beyond the last character. A client that decodes such an output would see other characters than
+the grammar has counted.
 
-JSON: in strings of a given length, and in those of some patterns, it allows control characters as they are. JSON (RFC
-8259, section 7) has them only in escapes; as they are, the line's ends may stand between values, where the tab may too.
+JSON: in strings with a given length or with some patterns, xgrammar allows unescaped control characters. In strings,
+JSON (RFC 8259, section 7) allows them only as escapes. Between values it allows line ends and tabs; the mask here
+allows only the line ends, LF and CR.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _MAX_CONTINUATIONS: Final = 3
 
 
 def can_be_in_text(token: bytes) -> bool:
-    """Whether a token's bytes can stand in UTF-8; characters may be cut at both ends."""
+    """Whether a token's bytes can be a part of valid UTF-8; its first and its last character may be incomplete."""
     num_cut = 0
     while num_cut < min(len(token), _MAX_CONTINUATIONS) and token[num_cut] in _CONTINUATION:
         num_cut += 1
@@ -38,18 +40,19 @@ def can_be_in_text(token: bytes) -> bool:
         codecs.getincrementaldecoder("utf-8")().decode(token[num_cut:], final=False)
     except UnicodeDecodeError:
         return False
-    # Python's decoder waits for a surrogate's third byte before it refuses it.
+    # Python's decoder refuses a surrogate at its third byte only, so the second byte is checked here.
     return all(second in _SECOND_BYTES.get(lead, _CONTINUATION) for lead, second in pairwise(token) if lead >= 0xC0)
 
 
 class TokenTexts:
-    """Says which tokens may follow on a token that ends with the first byte of a character, and which can be in JSON.
+    """Knows which tokens may follow a token that ends with a character's first byte, and which tokens JSON can contain.
 
-    json_mask: [num_words] int32, 1 for tokens without control characters, but for the line's ends
+    Masks are [num_words] int32, with one bit for each token, the lowest bit first; 1 stands for an allowed token.
+    json_mask: allows the tokens without control characters; the line ends LF and CR are allowed
     """
 
     def __init__(self, tokens: Sequence[bytes], num_words: int) -> None:
-        """tokens: of the vocabulary; num_words: 32-bit words in a mask of it"""
+        """tokens: the bytes of each token of the vocabulary; num_words: ceil(vocab_size / 32)."""
         self._last_bytes = np.fromiter((token[-1] if token else 0 for token in tokens), np.uint8, len(tokens))
         first_bytes = np.fromiter((token[0] if token else 0 for token in tokens), np.uint8, len(tokens))
         is_continuation = (first_bytes >= _CONTINUATION.start) & (first_bytes < _CONTINUATION.stop)
@@ -62,7 +65,7 @@ class TokenTexts:
             self._masks[lead] = _pack(is_second | ~is_continuation, num_words)
 
     def mask_after(self, token_id: int) -> np.ndarray | None:
-        """[num_words] int32, 1 for what may follow; None if the token leaves it to the grammar."""
+        """Return the mask of tokens that may follow this token; None if UTF-8 forbids no more than the grammar does."""
         return self._masks.get(int(self._last_bytes[token_id]))
 
 

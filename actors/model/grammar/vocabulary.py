@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The tokens as the compiler has them, and which of them may follow on each other as bytes."""
+    """The model's tokens as the compiler needs them, and what UTF-8 and JSON demand of them."""
 
     tokens: xgrammar.TokenizerInfo
     texts: TokenTexts
 
 
 class LazyVocabulary:
-    """Loads on first use, on whichever thread that is: what no request needs costs an engine nothing."""
+    """Loads the vocabulary on first use, on the caller's thread, since most engines never need one."""
 
     def __init__(self, load: Callable[[], Vocabulary]) -> None:
         self._load = load
@@ -34,7 +34,7 @@ class LazyVocabulary:
         self._loaded: Vocabulary | None = None
 
     def get(self) -> Vocabulary:
-        """Raises CompilerUnusable."""
+        """Return the vocabulary, loaded once. Raises CompilerUnusable. Safe from any thread."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()
@@ -44,12 +44,12 @@ class LazyVocabulary:
 def load_vocabulary(directory: Path, vocab_size: int, stop_token_ids: tuple[int, ...]) -> Vocabulary:
     """Read the checkpoint's tokenizer.
 
-    vocab_size: the model's, which can be larger than the tokenizer's
-    stop_token_ids: end an output; a grammar allows them where it is complete, and nowhere else
+    vocab_size: the size of the model's vocabulary, which can be larger than the tokenizer's
+    stop_token_ids: the tokens that end an output; a grammar allows them only where the output may end
     Raises CompilerUnusable.
     """
     try:
-        # Here and not above: it takes a second, and most engines never see a grammar.
+        # Imported here, since the import takes a second and most engines never get a grammar.
         import xgrammar
 
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
@@ -57,9 +57,9 @@ def load_vocabulary(directory: Path, vocab_size: int, stop_token_ids: tuple[int,
             tokenizer, vocab_size=vocab_size, stop_token_ids=list(stop_token_ids)
         )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
-        raise CompilerUnusable(f"the tokenizer of {directory} is of no use for grammars: {error}") from error
+        raise CompilerUnusable(f"the tokenizer in {directory} cannot be used for grammars: {error}") from error
     specials = _special_token_ids(tokenizer)
-    # No text: the compiler never allows it.
+    # The compiler never allows a token whose text is empty.
     texts = [
         text if token_id not in specials and can_be_in_text(text) else b""
         for token_id, text in enumerate(found.decoded_vocab)
@@ -75,7 +75,7 @@ def load_vocabulary(directory: Path, vocab_size: int, stop_token_ids: tuple[int,
 
 
 def _special_token_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that are no text: a grammar that allows "<|im_end|>" means these ten characters, not the token."""
+    """Return the special tokens. A grammar that allows "<|im_end|>" means these ten characters, not the token."""
     added = tokenizer.added_tokens_decoder
     return {token_id for token_id, token in added.items() if token.special}
 

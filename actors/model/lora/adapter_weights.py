@@ -20,7 +20,7 @@ _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.w
 
 @dataclass(frozen=True, slots=True)
 class ModuleWeights:
-    """The layer's output gets b.T @ a @ inputs in addition.
+    """One adapter's matrices for one layer, which add b.T @ a @ inputs to the layer's output.
 
     a: [rank, inputs of this rank]; b: [rank, outputs of this rank], transposed and scaled; both of the model's dtype
     """
@@ -32,7 +32,7 @@ class ModuleWeights:
 def load_weights(
     files: AdapterFiles, targets: Mapping[str, LoraTarget], dtype: torch.dtype
 ) -> dict[str, ModuleWeights]:
-    """A rank's part of an adapter, on the CPU, by module. Raises AdapterRefused with what does not fit the model."""
+    """Load a rank's part of an adapter to the CPU, by module. Raises AdapterRefused if it does not fit the model."""
     found = _group(_read(files.weights))
     weights: dict[str, ModuleWeights] = {}
     for module, matrices in sorted(found.items()):
@@ -51,7 +51,7 @@ def _read(data: bytes) -> dict[str, Tensor]:
 
 
 def _group(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """A and B by module."""
+    """Return the matrices A and B of each module."""
     found: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
@@ -78,7 +78,7 @@ def _cut(
     if shapes != expected:
         raise AdapterRefused(f"its matrices for {module} have the shapes {shapes}, the model needs {expected}")
     for matrix, tensor in matrices.items():
-        # Every request of a batch goes through the same product: one with NaN in it would spoil the others.
+        # All requests of a batch share one matrix product, so a NaN in one adapter would spoil the other requests.
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise AdapterRefused(f"its matrix {matrix} for {module} has values that are no finite numbers")
     inputs, outputs = target.inputs, target.outputs

@@ -34,10 +34,16 @@ class LoraLayer:
     """
 
     def __init__(
-        self, target: LoraTarget, context: LoraContext, num_slots: int, max_rank: int, dtype: torch.dtype
+        self,
+        target: LoraTarget,
+        context: LoraContext,
+        num_slots: int,
+        max_rank: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        """Attach to the layer. Slots are on the layer's device."""
-        device = next(target.layer.parameters()).device
+        """Attach to the layer. dtype, device: of the slots, as the model's"""
         self._context = context
         self._max_rank = max_rank
         self._a = torch.zeros(num_slots * max_rank, len(target.inputs), dtype=dtype, device=device)
@@ -83,6 +89,7 @@ class LoraLayer:
             return
         rows = slice(part.first_slot * self._max_rank, (part.last_slot + 1) * self._max_rank)
         inner = inputs[part.begin : part.end] @ self._a[rows].T
-        # Not a product with zeros and ones: an adapter that overflows must not reach the tokens of others.
+        # Masked, and not multiplied by zeros and ones: infinity times 0 is NaN, so an adapter that overflows would
+        # reach the tokens of other requests.
         inner.masked_fill_(part.is_foreign, 0)
         output[part.begin : part.end].addmm_(inner, self._b[rows])

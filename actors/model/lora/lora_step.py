@@ -2,7 +2,7 @@
 
 Adapters have slots. Where tokens of one adapter stand together, as in a prompt, their products are computed by
 themselves. The others, above all the decoding requests, share one product with the matrices of all their adapters side
-by side; what a token gets there of adapters that are not its own is set to zero between the two matrices. So a step
+by side; between the two matrices, the part of a token's result that belongs to other adapters is set to zero. So a step
 costs two products for each layer and each prompt, and two for all that decode, however many adapters these have.
 """
 

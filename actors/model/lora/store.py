@@ -44,7 +44,9 @@ class AdapterStore:
         self._targets = find_targets(model.forward.model, model.split)
         self._context = LoraContext()
         self._layers = {
-            name: LoraLayer(target, self._context, num_slots, config.max_lora_rank, model.dtype)
+            name: LoraLayer(
+                target, self._context, num_slots, config.max_lora_rank, dtype=model.dtype, device=model.device
+            )
             for name, target in self._targets.items()
         }
         self.configured: list[Adapter] = []

@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from actors.model.linears.packed_linear import PackedLinear
 from actors.model.tensor_parallel.part import SplitLinear
 from actors.model.tensor_parallel.plan import Split
 from actors.model.tensor_parallel.split_layers import RowParallelLinear
@@ -35,7 +36,7 @@ def find_targets(model: PreTrainedModel, split: Mapping[str, SplitLinear]) -> di
     stack = set(decoder.modules())
     targets: dict[str, LoraTarget] = {}
     for name, layer in model.named_modules():
-        if layer not in stack or not isinstance(layer, nn.Linear | Conv1D | RowParallelLinear):
+        if layer not in stack or not isinstance(layer, nn.Linear | PackedLinear | Conv1D | RowParallelLinear):
             continue
         if (part := split.get(name)) is None:
             num_in, num_out = _features(layer)
@@ -49,7 +50,7 @@ def find_targets(model: PreTrainedModel, split: Mapping[str, SplitLinear]) -> di
     return targets
 
 
-def _features(layer: nn.Linear | Conv1D | RowParallelLinear) -> tuple[int, int]:
+def _features(layer: nn.Linear | PackedLinear | Conv1D | RowParallelLinear) -> tuple[int, int]:
     if isinstance(layer, Conv1D):
         num_in, num_out = layer.weight.shape
         return num_in, num_out

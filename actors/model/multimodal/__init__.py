@@ -1,1 +1,1 @@
-"""Images: what the engine's model makes of them, and where their tokens stand."""
+"""Images in prompts: their embeddings, and the positions of their tokens."""

@@ -1,7 +1,7 @@
 """The families of vision-language models that are served.
 
-Each has an encoder that transformers runs by itself (get_image_features), and whose embeddings stand in the place of
-placeholder tokens of an otherwise ordinary decoder. What differs is how a placeholder's position is counted.
+Each family has an encoder that transformers can run alone (get_image_features). The encoder's embeddings replace those
+of placeholder tokens in an otherwise ordinary decoder. The families differ in how placeholders' positions are counted.
 """
 
 from __future__ import annotations

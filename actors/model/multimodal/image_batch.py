@@ -1,4 +1,4 @@
-"""The images of the requests that the worker knows: what to encode, what is encoded, and where it belongs.
+"""The images of the requests that the worker knows: what to encode, the embeddings, and where these are inserted.
 
 An image is encoded in the step that first touches one of its tokens, whole, and its embeddings are kept by its hash for
 as long as the scheduler says: it counts them (encoder_cache_manager.py). What to encode is kept with its request until
@@ -42,7 +42,7 @@ class _Span:
 
 
 class ImageBatch:
-    """The worker's side of images. Costs a request without images nothing, and a step without them one look."""
+    """The worker's side of images. Requests without images cost nothing, and steps without images cost one check."""
 
     def __init__(self, model: PreTrainedModel, *, has_grid_positions: bool) -> None:
         """model: a vision-language model of a served family."""
@@ -69,7 +69,7 @@ class ImageBatch:
                 self._encode(request.features[input_id], request.inputs)
 
     def put_into(self, inputs: StepInputs, batch: StepBatch) -> StepInputs:
-        """A step's inputs as a model with images takes them: positions as it counts them, and images in place."""
+        """Return a step's inputs with the positions and the image embeddings that the model needs."""
         spans = self._spans(batch) if self._requests else []
         if not spans:
             return inputs
@@ -90,7 +90,8 @@ class ImageBatch:
                 if begin >= end:
                     continue
                 if embeds is None:
-                    # In one row, as the model looks them up: prompt embeddings are put there as well.
+                    # The token ids have a batch dimension of 1 as in the model's own forward pass, where prompt
+                    # embeddings are inserted too.
                     input_ids = torch.from_numpy(token_ids).to(self._model.device)[None]
                     embeds = self._model.get_input_embeddings()(input_ids)[0]
                 image = self._embeddings[feature.encoder_key]

@@ -1,8 +1,9 @@
 """Positions of tokens for a model that numbers an image's tokens by frame, row and column.
 
-Text is counted on from where it is, an image's tokens from there along three axes, and the text after it from beyond
-the longest of these axes (Qwen2-VL, arXiv 2409.12191, section 2.1; get_rope_index of transformers). So tokens after an
-image stand at smaller positions than there are tokens before them, by the same number all of the way: the delta.
+Text tokens have consecutive positions. An image's tokens count from the next position along three axes, and the text
+after the image goes on beyond the longest axis (Qwen2-VL, arXiv 2409.12191, section 2.1; get_rope_index of
+transformers). So a token after an image has a smaller position than its index. The difference is the delta; it is the
+same for all tokens after the prompt.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ class ImageProcessing:
         )
         self._has_grids = family.has_grid_positions
         self._image_token_id = image_token_id(config)
-        # Of a family with grids it would need torchvision, for videos; and its images' tokens follow from their grids.
+        # For a family with grids, AutoProcessor would need torchvision (for videos). It is not needed: the number of an
+        # image's tokens follows from its grid.
         self._processor = None
         if not self._has_grids:
             self._processor = AutoProcessor.from_pretrained(  # type: ignore[no-untyped-call]  # left so as well

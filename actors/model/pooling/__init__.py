@@ -1,1 +1,1 @@
-"""Vectors in place of tokens: embeddings, and what classification heads say."""
+"""Computes vectors instead of tokens: embeddings, and the outputs of classification heads."""

@@ -30,20 +30,21 @@ class ClassificationHead:
         return logits.float().cpu()
 
     def activate(self, logits: Tensor) -> Tensor:
-        """Scores of logits, [n, num_labels] float32."""
+        """Return the scores of logits; both are [n, num_labels] float32."""
         if self._activation == "softmax":
             return logits.softmax(dim=-1)
         return logits.sigmoid() if self._activation == "sigmoid" else logits
 
     def check(self, input_ids: Tensor, states: Tensor) -> None:
-        """Raise UnsupportedModel unless the whole model says of this sequence what the head makes of its last token.
+        """Raise UnsupportedModel unless the whole model and this head give the same logits for a sequence.
 
-        input_ids: [num_tokens]; states: [num_tokens, hidden_size], the model's own. With the model's own attention.
+        input_ids: [num_tokens]; states: [num_tokens, hidden_size] of its tokens. The head gets the last token's state.
+        The whole model runs with its own attention.
         """
         stock = self._model(input_ids=input_ids[None], use_cache=False, return_dict=True).logits.float().cpu()
         own = self.logits(states[-1:])
         error = float((own - stock).norm() / stock.norm().clamp_min(torch.finfo(torch.float32).tiny))
-        if not error <= _MAX_ERROR:  # a NaN fails, too
+        if not error <= _MAX_ERROR:  # This comparison is false for a NaN, so a NaN fails the check.
             raise UnsupportedModel(
                 type(self._model).__name__,
                 f"its logits are not its head's for the last token (they differ by {error:.2g})",

@@ -1,4 +1,4 @@
-"""Finds out what vectors a loaded model gives, and that its head is understood."""
+"""Finds out which vectors a loaded model gives, and checks its classification head."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def load_pooling(
 ) -> tuple[PoolingFacts | None, ClassificationHead | None]:
     """Return the vectors that the model can be asked for, and its classification head if it has one.
 
-    Raises UnsupportedModel for a model that would then be good for nothing, CheckpointError.
+    Raises CheckpointError, or UnsupportedModel for a model that gives neither tokens nor vectors.
     """
     architecture = architecture_name(config)
     hidden_size = _find_hidden_size(forward, architecture)
     if hidden_size is None:
         logger.info(
-            "the model gives no embeddings: its hidden states cannot be had", extra={"architecture": architecture}
+            "the model gives no embeddings: raypd cannot read its hidden states", extra={"architecture": architecture}
         )
         return None, None
     facts = read_pooling_facts(directory, config, kind, hidden_size, is_causal=is_causal)
@@ -54,7 +54,7 @@ def load_pooling(
 
 
 def _find_hidden_size(forward: FlatForward, architecture: str) -> int | None:
-    """None if a language model does not show its hidden states where transformers' own do."""
+    """Return the size of the hidden states; None if a language model does not return them as others do."""
     tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
     taken: list[Tensor] = []
     try:

@@ -127,7 +127,7 @@ def _pool(request: _Pooled, states: Tensor, num_computed_tokens: int) -> Tensor:
 
 
 def _finish_embedding(vector: np.ndarray, params: PoolingParams) -> list[float]:
-    """Cut a vector, [hidden_size] float32, and then normalize it, so that the shorter vector has length 1."""
+    """Cut a vector, [hidden_size] float32, to the wanted dimensions, then scale it to length 1 if that is wanted."""
     if params.dimensions is not None:
         vector = vector[: params.dimensions]
     if params.normalize:

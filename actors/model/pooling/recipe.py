@@ -1,8 +1,8 @@
-"""How a checkpoint wants its vectors made: by its sentence-transformers files, its config, or by custom.
+"""Reads how a checkpoint's vectors are computed: from its sentence-transformers files, its config, or by convention.
 
-modules.json names a pipeline: a Transformer, a Pooling and perhaps a Normalize, each with a directory of settings. What
-that pipeline gives is what the checkpoint was trained for; one with other parts (a Dense layer, pooling by maximum) is
-not served half.
+modules.json names a pipeline: a Transformer, a Pooling and perhaps a Normalize, each with a directory of settings. The
+checkpoint was trained for the output of that pipeline. A pipeline with other parts (a Dense layer, pooling by maximum)
+is refused, because its output would be wrong without them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_pooling_facts(
 
 
 class _NotServed(Exception):
-    """Vectors made in another way are asked for."""
+    """The checkpoint computes its vectors in a way that is not supported."""
 
 
 def _read_pipeline(directory: Path, modules: Any) -> tuple[Pooling, bool]:
@@ -78,8 +78,8 @@ def _read_pipeline(directory: Path, modules: Any) -> tuple[Pooling, bool]:
     return _read_pooling(settings), len(parts) == len(_PARTS)
 
 
-def _read_pooling(settings: dict[str, Any]) -> Pooling:  # JSON
-    """Newer files name the mode, older ones have a switch for each. Raises _NotServed."""
+def _read_pooling(settings: dict[str, Any]) -> Pooling:  # Any: the values of parsed JSON
+    """Return the mode of pooling. Newer files name it, older files have a boolean for each mode. Raises _NotServed."""
     if settings.get("include_prompt") is False:
         raise _NotServed("its pooling leaves out a prompt's tokens")
     named = settings.get("pooling_mode") or []
@@ -108,7 +108,7 @@ def _activation(config: PretrainedConfig) -> Activation:
 
 
 def _read_json(file: Path) -> Any:
-    """None if it is not there."""
+    """Return a JSON file's content; None if there is no such file."""
     if not file.is_file():
         return None
     try:

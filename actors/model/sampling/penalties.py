@@ -42,7 +42,7 @@ def _add_bias(logits: Tensor, logit_bias: dict[int, float]) -> None:
 
 
 def _penalize(logits: Tensor, row: SamplingRow) -> None:
-    """Repetition looks at prompt and output, presence and frequency at the output only, as in vLLM and OpenAI's API."""
+    """Apply penalties: for repetition by prompt and output, for presence and frequency by the output, as in vLLM."""
     params = row.params
     if params.repetition_penalty != 1.0:
         seen = _indices(np.unique(np.concatenate([row.prompt_token_ids, row.output_token_ids])), logits)

@@ -81,9 +81,9 @@ def _sample_rows(raw: Tensor, greedy: Tensor, batch: SamplingBatch, grammar_mask
 
 
 def _draw_rows(logits: Tensor, batch: SamplingBatch) -> Tensor:
-    """Temperature, filters and the draw, for the batch's random rows in order; changes the logits."""
+    """Apply temperature and filters to the batch's random rows, in place, and draw a token for each of them."""
     rows = np.flatnonzero(batch.is_random)
-    # With the largest logit at 0, not even the smallest temperature gives an infinity.
+    # The largest logit becomes 0, so that even the smallest temperature makes no logit infinite.
     logits -= logits.amax(dim=-1, keepdim=True)
     logits /= torch.from_numpy(batch.temperature[rows]).to(logits)[:, None].clamp_min(torch.finfo(logits.dtype).tiny)
     for index, row in enumerate(rows.tolist()):
@@ -97,7 +97,8 @@ def _draw(logits: Tensor, numbers: Tensor) -> Tensor:
     """[n]: in each row the first token whose cumulative probability exceeds the row's number."""
     cumulative = torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
     total = cumulative[:, -1]
-    # Rounding may lift number * total to total, beyond every token; and what has no mass must not be drawn.
+    # Rounding may make number * total equal to total, which no token exceeds. And a token of probability 0 must not be
+    # drawn.
     target = torch.minimum(total * numbers, torch.nextafter(total, torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
     return drawn.clamp_max(logits.shape[-1] - 1)

@@ -1,29 +1,31 @@
-"""A smaller model guesses: any checkpoint with the target's vocabulary, with a KV cache of its own.
+"""Guesses tokens by a smaller model: any checkpoint with the target's vocabulary, with a KV cache of its own.
 
 It samples as the target does, with the same parameters and the same uniform number at each position. So where the two
 agree on the distribution they agree on the token, and a sampled request's guesses are right almost as often as a greedy
 one's (docs/decisions/0017).
 
-Its cache is only a help: a sequence that loses its blocks is computed over, a chunk at a time, and has no guesses until
-it is through. Nothing that the scheduler decides depends on it.
+A sequence that loses its blocks in this cache is computed again, a chunk at a time, and has no guesses until all of it
+is computed. No decision of the scheduler depends on the cache.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from actors.config import ModelConfig, SchedulerConfig
+from actors.model.attention.backend import AttentionBackend, AttentionNeeds
 from actors.model.attention.batch_attention import BatchShape
-from actors.model.attention.torch_backend import TorchAttention
+from actors.model.attention.choice import choose_backend, fastest_key_order
 from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch
 from actors.model.loader import LoadedModel, load_model
 from actors.model.sampling.sampler import sample
+from kv_transfer.layout import KeyOrder
 
 _BLOCK_SIZE = 16
 
@@ -33,7 +35,7 @@ class DraftModel:
     """The smaller model and its cache. num_blocks: of the cache"""
 
     loaded: LoadedModel
-    attention: TorchAttention
+    attention: AttentionBackend
     num_blocks: int
 
 
@@ -57,7 +59,10 @@ def load_draft_model(
     num_blocks = -(-speculative.cache_tokens // _BLOCK_SIZE)
     shape = (num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, _BLOCK_SIZE, geometry.head_dim)
     kv_cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
-    return DraftModel(loaded, TorchAttention(kv_cache, geometry.sliding_windows), num_blocks)
+    needs = AttentionNeeds(loaded.device, loaded.dtype, geometry, _BLOCK_SIZE, KeyOrder.PLAIN)
+    # No other engine reads this cache, so its keys may have the order that suits the backend.
+    needs = replace(needs, key_order=fastest_key_order("auto", needs))
+    return DraftModel(loaded, choose_backend("auto", needs).kind.open(kv_cache, needs), num_blocks)
 
 
 @dataclass(slots=True)

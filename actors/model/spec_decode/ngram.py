@@ -1,12 +1,12 @@
 """Prompt lookup: finds an earlier occurrence of a request's last tokens, and guesses the tokens that followed it.
 
-Saxena, "Prompt lookup decoding", 2023; vLLM's method "ngram". The longest n-gram that has occurred before wins, and of
-its occurrences the latest.
+Saxena, "Prompt lookup decoding", 2023; vLLM's method "ngram". The longest n-gram that has occurred before is used, at
+its latest occurrence.
 
 Tables with one slot for each hash value keep the position where an n-gram ended last; a later n-gram overwrites the
 slot. A slot is only a hint, since the tokens themselves are compared: a collision, or an entry of the row's former
-request, costs at most a guess. So nothing is ever cleared, and a step's work grows with its new tokens, not with the
-context.
+request, costs at most a guess. So the tables are never cleared, and a step's work grows with its new tokens, not with
+the context.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NgramProposer:
         return self._continue(rows, last, ends, np.where(is_found, num_wanted, 0))
 
     def _index(self, rows: np.ndarray, epochs: np.ndarray, last: np.ndarray) -> None:
-        """Enter the n-grams that have become known, all but those that end in the last token."""
+        """Enter the n-grams of new tokens into the tables, except those that end at the last token."""
         first = np.where(self._epochs[rows] == epochs, self._num_indexed[rows], 0)
         self._epochs[rows], self._num_indexed[rows] = epochs, last
         counts = np.maximum(last - first, 0)
@@ -70,7 +70,7 @@ class NgramProposer:
         self._ends[owners[:, None], self._columns, slots] = ends[:, None]
 
     def _grams(self, rows: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Return the tokens that end at these positions, [n, lookup_max], last first; short rows repeat their first."""
+        """Return the tokens up to these positions, [n, lookup_max], last first; short rows repeat their first token."""
         positions = np.maximum(ends[:, None] - self._back, 0)
         grams: np.ndarray = self._tokens.token_ids[rows[:, None], positions]
         return grams
@@ -83,7 +83,7 @@ class NgramProposer:
         return slots.astype(np.int64)
 
     def _is_match(self, rows: np.ndarray, last: np.ndarray, ends: np.ndarray, grams: np.ndarray) -> np.ndarray:
-        """Return whether each length's last n-gram really occurs at ends too, [n, number of lengths] bool."""
+        """Return for each length whether the row's last n-gram equals the one at `ends`: [n, num_lengths] bool."""
         positions = ends[:, :, None] - self._back
         there = self._tokens.token_ids[rows[:, None, None], np.maximum(positions, 0)]
         is_equal = (there == grams[:, None, :]) | (self._back >= self._lengths[:, None])
@@ -94,7 +94,7 @@ class NgramProposer:
     def _continue(
         self, rows: np.ndarray, last: np.ndarray, ends: np.ndarray, num_guesses: np.ndarray
     ) -> list[list[int]]:
-        """Return the tokens behind the matches. Beyond the last token, guesses repeat: a loop goes on as a loop."""
+        """Return the tokens after the matches. At the row's last token, the guesses start again from the match."""
         steps = np.arange(int(num_guesses.max(initial=0)))
         periods = np.maximum(last - ends, 1)
         guesses = self._tokens.token_ids[rows[:, None], ends[:, None] + 1 + steps % periods[:, None]]

@@ -1,4 +1,4 @@
-"""The ranks of one engine that share a model, and what they say to each other inside a forward.
+"""The ranks of one engine that share a model, and the tensors that they exchange during a forward pass.
 
 Tensors move on CPUs over sockets of our own (mesh.py), on GPUs by NCCL, without torch.distributed's default group or
 environment variables: one process may hold ranks of several engines. Every operation has a deadline, and a rank that
@@ -75,14 +75,15 @@ class NcclCollectives:
 
     def __init__(self, store: Store, rank: int, size: int, timeout_s: float) -> None:
         """Meet the other ranks. timeout_s: for each operation. Raises RankLost."""
-        from torch.distributed import ProcessGroupNCCL  # only in builds with CUDA
+        from torch.distributed import ProcessGroupNCCL  # Only builds of torch with CUDA have this class.
 
         options = ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
         self._size = size
         self._store = store
         try:
-            self._group: Any = ProcessGroupNCCL(store, rank, size, options)  # its stubs lack its methods
+            # torch's stubs lack the methods of this class
+            self._group: Any = ProcessGroupNCCL(store, rank, size, options)
         except RuntimeError as error:
             raise RankLost(f"rank {rank} of {size} did not meet the others: {str(error).splitlines()[0]}") from error
 

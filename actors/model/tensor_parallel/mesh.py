@@ -1,8 +1,8 @@
 """Collectives between the ranks of an engine on CPUs: one socket for each pair, used by the forward's own thread.
 
 gloo hands every collective from thread to thread, several times on each side. A forward has two collectives a layer,
-and where waking a thread takes long they cost more than the model (benchmarks/RESULTS.md). Here nobody but the thread
-that wants the result moves bytes.
+and where waking a thread takes long they cost more than the model (benchmarks/RESULTS.md). Here only the thread that
+waits for the result moves bytes.
 
 - A small tensor goes whole to every other rank, and every rank adds all parts up in the order of the ranks.
 - A large one is cut: each rank adds up its slice of all parts, then gives the sum to the others. That is as few bytes
@@ -114,13 +114,13 @@ class SocketMesh:
             peer.set_timeout(timeout_s)
 
     def close(self) -> None:
-        """Hang up on every rank; they notice at once."""
+        """Close the connections to all other ranks, which notice this at once."""
         for peer in self._peers.values():
             peer.close()
         self._peers = {}
 
     def _swap(self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor]) -> None:
-        """Send a contiguous tensor to every other rank, and fill one from each. Raises RankLost."""
+        """Send a contiguous tensor to every other rank, and receive one from each. Raises RankLost."""
         sent = {rank: _bytes_of(tensor) for rank, tensor in outgoing.items()}
         received = {rank: _bytes_of(tensor) for rank, tensor in incoming.items()}
         is_small = max((len(message) for message in (*sent.values(), *received.values())), default=0) <= MAX_SMALL_BYTES
@@ -179,7 +179,7 @@ class SocketMesh:
             selector.register(peer, events, rank)
 
     def _meet_at_rank_0(self, server: socket.socket) -> None:
-        """Rank 0: let everybody call, then tell everybody where the others are."""
+        """On rank 0, accept the other ranks' connections, then send each rank the addresses of the others."""
         addresses: dict[int, RankAddress] = {}
         deadline_s = time.monotonic() + self._timeout_s
         with RankCallers(server, self._rank, self._trust) as callers:
@@ -190,7 +190,7 @@ class SocketMesh:
             _send_message(peer, msgspec.msgpack.encode(addresses))
 
     def _meet(self, rank_0: tuple[str, int], host: str) -> None:
-        """The others: call rank 0 and every lower rank, then wait for every higher one."""
+        """On other ranks, connect to rank 0 and every lower rank, then accept the connections of every higher rank."""
         deadline_s = time.monotonic() + self._timeout_s
         with open_server(host) as server, RankCallers(server, self._rank, self._trust) as callers:
             first = self._call(0, rank_0, deadline_s)
@@ -202,7 +202,7 @@ class SocketMesh:
                 self._peers[rank] = as_peer(connection, self._timeout_s)
 
     def _call(self, rank: int, address: tuple[str, int], deadline_s: float) -> RankPeer:
-        """Call a lower rank until it answers and authenticates. Raises OSError or Untrusted at the deadline."""
+        """Connect to a lower rank until it answers and authenticates. Raises OSError or Untrusted at the deadline."""
         while True:
             peer = socket.socket()
             _widen(peer)

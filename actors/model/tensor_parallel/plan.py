@@ -41,9 +41,9 @@ _SPLITS: dict[str, Split | None] = {
     "rowwise": Split.INPUTS,
     "colwise_gather_output": Split.GATHERED_OUTPUTS,
     "moe_tp_experts": Split.EXPERTS,
-    # Norms within a head; their plan is about gradients.
+    # The norms within a head. This plan only concerns gradients.
     "replicated_with_grad_allreduce": None,
-    # Looking a token up costs nothing; every rank keeps all embeddings.
+    # Every rank keeps all embeddings, because a lookup costs nothing.
     "embedding_rowwise": None,
 }
 

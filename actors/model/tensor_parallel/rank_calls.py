@@ -1,7 +1,7 @@
 """How the ranks of an engine on CPUs call each other: TLS if the cluster has it, then a proof of its secret.
 
-A stranger who says nothing holds up nobody (kv_transfer/trust/callers.py); a rank that is cut off, or finds a stranger
-in its peer's place, calls again until its deadline.
+A stranger that connects and sends nothing delays no rank (kv_transfer/trust/callers.py). A rank whose connection is
+closed, or is answered by a stranger, connects again until its deadline.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _INTERVAL_S: Final = 0.1
 class RankTrust:
     """The secret, and the certificates if tls is given, by which an engine's ranks authenticate each other.
 
-    refusals: counts the callers that prove nothing
+    refusals: counts the callers that do not prove the secret
     """
 
     keys: KeySource

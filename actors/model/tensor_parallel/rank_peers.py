@@ -64,7 +64,7 @@ class _PlainPeer:
 
     def receive_into(self, message: memoryview) -> None:
         while message:
-            # One call as a rule: only a signal cuts a wait for all of it short.
+            # One call is normally enough: only a signal makes recv_into() return before all bytes have come.
             message = message[_not_at_end(self._connection.recv_into(message, len(message), socket.MSG_WAITALL)) :]
 
     def try_send(self, message: memoryview) -> int:

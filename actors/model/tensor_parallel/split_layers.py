@@ -1,6 +1,7 @@
 """Layers that stand for a linear layer that is split over ranks.
 
-A layer whose output is split needs nothing: it is a linear layer with fewer outputs. The two here talk to the others.
+A layer whose output stays split needs no class of its own: it is a linear layer with fewer outputs. The two classes
+here exchange tensors with the other ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from actors.model.tensor_parallel.group import TensorParallelGroup
 
 
 class RowParallelLinear(nn.Module):
-    """Takes this rank's part of the inputs, and returns the whole output: the sum over the ranks."""
+    """A linear layer that takes this rank's part of the inputs, and returns the sum of the outputs over the ranks."""
 
     weight: Tensor
     bias: Tensor | None
@@ -22,7 +23,7 @@ class RowParallelLinear(nn.Module):
     def __init__(self, in_features: int, out_features: int, group: TensorParallelGroup) -> None:
         """in_features: of this rank. weight [out_features, in_features] and bias [out_features] are set by the loader.
 
-        The bias is every rank's, and is added once, to the sum.
+        Every rank has the bias, and adds it to the sum, so that it counts once.
         """
         super().__init__()
         self.in_features = in_features
@@ -31,11 +32,13 @@ class RowParallelLinear(nn.Module):
         self.register_parameter("bias", None)
         self.add_part: Callable[[Tensor, Tensor], None] | None = None
         """A function of inputs and output; it adds to this rank's part of the output, before the parts are summed."""
+        self.product: Callable[[Tensor], Tensor] | None = None
+        """A function that computes this rank's part of the output, in place of weight: set when the layer is packed."""
         self._group = group
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the whole output: [..., in_features] -> [..., out_features]."""
-        part = functional.linear(inputs, self.weight)
+        part = functional.linear(inputs, self.weight) if self.product is None else self.product(inputs)
         if self.add_part is not None:
             self.add_part(inputs, part)
         output = self._group.all_reduce(part)
@@ -43,9 +46,10 @@ class RowParallelLinear(nn.Module):
 
 
 class GatheredLinear(nn.Module):
-    """Computes this rank's part of the outputs and gathers the others': each is computed once, so all ranks agree.
+    """A linear layer that computes this rank's part of the outputs, and gathers the parts of the other ranks.
 
-    Parts are of equal size, the last one padded where out_features is no multiple of the ranks.
+    Each output is computed by one rank, so all ranks have the same bits. Parts are of equal size; the last ones are
+    padded if out_features is no multiple of the number of ranks.
     """
 
     weight: Tensor
@@ -58,9 +62,12 @@ class GatheredLinear(nn.Module):
         self.out_features = out_features
         self.register_parameter("weight", None)
         self.register_parameter("bias", None)
+        self.product: Callable[[Tensor], Tensor] | None = None
+        """A function that computes this rank's part of the output, in place of weight: set when the layer is packed."""
         self._group = group
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Compute the whole output: [..., in_features] -> [..., out_features]."""
-        parts = self._group.all_gather(functional.linear(inputs, self.weight, self.bias))
+        part = functional.linear(inputs, self.weight, self.bias) if self.product is None else self.product(inputs)
+        parts = self._group.all_gather(part)
         return parts.movedim(0, -2).flatten(-2)[..., : self.out_features]

@@ -67,7 +67,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     caller.check_administers()
             except (Unauthenticated, PermissionDenied) as error:
                 return _refusing(status_of(error))
-            # This code runs in the task of the call already, so that the context variable holds for this call alone.
+            # This code already runs in the call's own task, so the context variable is set for this call alone.
             set_caller(caller)
         wrapped = self._handlers.get(method)
         if wrapped is None:
@@ -122,7 +122,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 status = status_of(error)
             else:
                 return
-            # Outside of the except clause: the exception that gRPC keeps would otherwise keep the message alive.
+            # This await is outside of the except clause, because gRPC keeps the exception of an abort, and that
+            # exception would otherwise keep the message in memory.
             await _abort(context, status)
 
         return reflect
@@ -177,6 +178,6 @@ async def _abort(context: _Context, status: ErrorStatus) -> NoReturn:
         async with asyncio.timeout(_LAST_WORD_S):
             await context.abort(status.code, status.message, status.trailing_metadata)
     except TimeoutError:
-        # The client has not read the responses before the status. gRPC keeps all of them until it does, or hangs up.
+        # The client has not read the responses before the status. gRPC keeps them until the client reads or hangs up.
         raise asyncio.CancelledError from None
     raise AssertionError("abort raises")

@@ -188,7 +188,10 @@ class IngressServer:
                         self._listen(successor, self._port)
                         break
         except (TimeoutError, InvalidConfig) as error:
-            logger.warning("nobody listens while an ingress drains", extra={"port": self._port, "error": str(error)})
+            logger.warning(
+                "cannot listen again while this ingress drains: new clients get no answer",
+                extra={"port": self._port, "error": str(error)},
+            )
         finally:
             # gRPC frees a server only if it was started and stopped, whether it listens or not.
             self._servers.append(successor)

@@ -64,7 +64,7 @@ class SlowReaders:
                 self._streams.discard(stream)
                 self.num_cut += 1
                 logger.warning(
-                    "a stream is cut: its client does not read",
+                    "a stream is ended because its client does not read it",
                     extra={"peer": stream.peer(), "caller": stream.caller_name},
                 )
                 stream.is_cut = True

@@ -98,7 +98,7 @@ class Endpoint:
         except asyncio.CancelledError:
             if not self._state.in_progress.is_closed:
                 raise
-            # uvicorn cancels the calls that are left at the end of a drain, and would log a traceback of each.
+            # uvicorn cancels the calls that are left at the end of a drain, and would log a traceback for each of them.
             scope[ABORT]()
             await asyncio.sleep(0)
 

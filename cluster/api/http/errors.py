@@ -56,10 +56,10 @@ class HttpError:
         """Return the whole answer."""
         headers = {} if self.status != 401 else {"www-authenticate": "Bearer"}
         if self.status == 504:
-            # OpenAI's client would try again, though the time of the call is over.
+            # OpenAI's client retries a 504 by default, though the call has no time left.
             headers["x-should-retry"] = "false"
         if self.retry_delay_s is not None:
-            # OpenAI's client reads retry-after-ms, others the standard's header.
+            # OpenAI's client reads retry-after-ms; other clients read the standard header retry-after.
             headers["retry-after"] = str(max(1, math.ceil(self.retry_delay_s)))
             headers["retry-after-ms"] = str(max(1, math.ceil(self.retry_delay_s * 1000)))
         return Response(self.body, self.status, headers, "application/json")
@@ -118,14 +118,15 @@ def malformed(error: ValidationError) -> InvalidRequest:
         field = _field_at(mistake["loc"]) or "body"
         match mistake["type"]:
             case "extra_forbidden":
-                violations.append(FieldViolation(field, "given", "no such parameter here; leave it out"))
+                violations.append(FieldViolation(field, "given", "this server has no such parameter; leave it out"))
             case "missing":
                 violations.append(FieldViolation(field, "missing", "it is required"))
             case "model_type":
                 violations.append(FieldViolation(field, "of another kind", "an object"))
             case _:
                 violations.append(FieldViolation(field, "of another kind", mistake["msg"]))
-    # Pydantic lists the mistakes for each type that a value may have: those of the type that fits furthest are told.
+    # Pydantic lists the mistakes for each type that a value may have. Only those of the type that fits best are
+    # reported.
     fields = [violation.field for violation in violations]
     meant = [
         one for one in violations if not any(field.startswith((f"{one.field}.", f"{one.field}[")) for field in fields)

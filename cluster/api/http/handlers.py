@@ -83,45 +83,47 @@ _INPUT_NAMES: Final = {"inputs": "input"}
 _SCORE_NAMES: Final = {"query": "text_1", "documents": "text_2"}
 
 _COMPLETIONS: Final = Operation(
-    "/v1/completions", "POST", "Go on from prompts.", CompletionRequest, Completion, Completion
+    "/v1/completions", "POST", "Complete prompts.", CompletionRequest, Completion, Completion
 )
 _CHAT: Final = Operation(
     "/v1/chat/completions",
     "POST",
-    "Give the next turn of a conversation.",
+    "Generate the next message of a conversation.",
     ChatCompletionRequest,
     ChatCompletion,
     ChatCompletionChunk,
 )
-_EMBEDDINGS: Final = Operation("/v1/embeddings", "POST", "Give vectors for texts.", EmbeddingRequest, EmbeddingList)
+_EMBEDDINGS: Final = Operation(
+    "/v1/embeddings", "POST", "Compute the embeddings of texts.", EmbeddingRequest, EmbeddingList
+)
 _CLASSIFY: Final = Operation(
-    "/classify", "POST", "Say of texts what a classification head says.", ClassifyBody, ClassifiedList
+    "/classify", "POST", "Classify texts with the model's classification head.", ClassifyBody, ClassifiedList
 )
 _SCORES: Final = [
-    Operation(path, "POST", "Say how well texts answer another.", ScoreBody, ScoreList)
+    Operation(path, "POST", "Score how well texts match another text.", ScoreBody, ScoreList)
     for path in ("/score", "/v1/score")
 ]
 _RERANKS: Final = [
-    Operation(path, "POST", "Bring the texts that answer a query best.", RerankBody, RerankedList)
+    Operation(path, "POST", "Rank documents by how well they answer a query.", RerankBody, RerankedList)
     for path in ("/rerank", "/v1/rerank", "/v2/rerank")
 ]
 _MODELS: Final = Operation("/v1/models", "GET", "List the model and its adapters.", None, ModelList)
 _MODEL: Final = Operation(
     "/v1/models/{model}", "GET", "Describe a model.", None, Model, None, (401, 403, 404, 421, 429, 500, 503), ("model",)
 )
-_TOKENIZE: Final = Operation("/tokenize", "POST", "Give the tokens of a prompt.", TokenizeRequest, Tokenized)
-_DETOKENIZE: Final = Operation("/detokenize", "POST", "Give the text of tokens.", DetokenizeRequest, Detokenized)
-_HEALTH: Final = Operation("/health", "GET", "Tell whether this process lives.", None, Health, None, ())
-_READY: Final = Operation("/ready", "GET", "Tell whether requests would be served.", None, Health, None, (503,))
+_TOKENIZE: Final = Operation("/tokenize", "POST", "Return the tokens of a prompt.", TokenizeRequest, Tokenized)
+_DETOKENIZE: Final = Operation("/detokenize", "POST", "Return the text of tokens.", DetokenizeRequest, Detokenized)
+_HEALTH: Final = Operation("/health", "GET", "Whether this process is alive.", None, Health, None, ())
+_READY: Final = Operation("/ready", "GET", "Whether requests can be served now.", None, Health, None, (503,))
 _PINGS: Final = [
-    Operation("/ping", method, "Tell the same where a platform asks for it here.", None, Health, None, ())
+    Operation("/ping", method, "The same as /health, at the path that some platforms probe.", None, Health, None, ())
     for method in ("GET", "POST")
 ]
 _PROBES: Final = (_HEALTH, _READY, *_PINGS)
-_VERSION: Final = Operation("/version", "GET", "Tell which version answers.", None, Version)
-_METRICS: Final = Operation("/metrics", "GET", "Tell metrics in Prometheus' format.", None, None)
+_VERSION: Final = Operation("/version", "GET", "Return raypd's version.", None, Version)
+_METRICS: Final = Operation("/metrics", "GET", "Return metrics in Prometheus' text format.", None, None)
 _OPENAPI: Final = Operation("/openapi.json", "GET", "This document.", None, None, None, ())
-_PAGE: Final = Operation("/docs", "GET", "This document for people.", None, None, None, ())
+_PAGE: Final = Operation("/docs", "GET", "This document as a web page.", None, None, None, ())
 OPERATIONS: Final = (
     *(_COMPLETIONS, _CHAT, _EMBEDDINGS, _CLASSIFY, *_SCORES, *_RERANKS, _MODELS, _MODEL, _TOKENIZE, _DETOKENIZE),
     *(_HEALTH, _READY, *_PINGS, _VERSION, _METRICS),

@@ -1,4 +1,4 @@
-"""Looks regularly at all streams of a server: silent ones send a comment, and ones that nobody reads are cut off.
+"""Checks all streams of a server regularly: silent ones send a comment, and ones that nobody reads are ended.
 
 A stream only notes what it does and when. So no stream, and no event, needs a task or a timer of its own.
 """
@@ -26,13 +26,13 @@ class StreamTimes:
 
     @property
     def look_interval_s(self) -> float:
-        """The time between two looks at all streams."""
+        """The time between two checks of all streams."""
         shortest_s = min(self.slow_reader_timeout_s, self.keep_alive_interval_s or self.slow_reader_timeout_s)
         return max(_MIN_INTERVAL_S, shortest_s / _LOOKS_PER_TIME)
 
 
 class OpenStream(Protocol):
-    """A stream that OpenStreams looks after.
+    """A stream that OpenStreams checks.
 
     is_sending: whether a write waits for the client
     since_s:    when this write, or the last one, began, on the event loop's clock
@@ -46,7 +46,7 @@ class OpenStream(Protocol):
         ...
 
     def cut(self) -> None:
-        """Cut the stream's client off."""
+        """Close the connection of the stream's client."""
         ...
 
 
@@ -61,15 +61,15 @@ class OpenStreams:
         return len(self._streams)
 
     def add(self, stream: OpenStream) -> None:
-        """Look after a stream from now on."""
+        """Check a stream from now on."""
         self._streams.add(stream)
 
     def discard(self, stream: OpenStream) -> None:
-        """Look after a stream no longer: it has ended."""
+        """Check a stream no longer, because it has ended."""
         self._streams.discard(stream)
 
     async def run(self) -> None:
-        """Look after the streams until cancelled."""
+        """Check the streams until cancelled."""
         interval_s = self._times.look_interval_s
         async with asyncio.TaskGroup() as comments:
             while True:
@@ -81,7 +81,7 @@ class OpenStreams:
                     stream.cut()
 
     def _silent(self) -> list[OpenStream]:
-        """Return the streams that would be silent for too long by the next look."""
+        """Return the streams that would be silent for too long by the next check."""
         keep_alive_s = self._times.keep_alive_interval_s
         if keep_alive_s is None:
             return []

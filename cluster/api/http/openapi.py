@@ -15,27 +15,27 @@ from cluster.api.http.requests import MAX_TIMEOUT_S, TIMEOUT_HEADER, Body, WorkB
 from cluster.api.http.responses import ErrorBody
 from cluster.api.shared.version import server_version
 
-Document: TypeAlias = dict[str, Any]  # JSON, of a shape that OpenAPI says
+Document: TypeAlias = dict[str, Any]  # JSON in the shape that the OpenAPI specification defines
 
 _REFERENCE: Final = "#/components/schemas/{name}"
 _TIMEOUT: Final = {
     "name": TIMEOUT_HEADER,
     "in": "header",
     "required": False,
-    "description": "Seconds that the client gives the call, as timeout in its body; the lesser of both counts.",
+    "description": "Timeout of the call in seconds, like timeout in its body; the lesser of the two applies.",
     "schema": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
 }
 _ERRORS: Final = {
     400: "The request cannot be served as it is.",
     401: "No valid token.",
-    403: "The token does not allow it.",
-    404: "No such model here.",
-    408: "The body did not come in time.",
+    403: "The token does not permit this call.",
+    404: "No such model is served.",
+    408: "The body did not arrive in time.",
     413: "The body is too large.",
-    415: "The body does not say that it is JSON.",
-    421: "The host that the call names is none of this ingress's.",
-    429: "Too much is asked for at once; retry-after says when to come back.",
-    500: "A fault of the server's.",
+    415: "The content type is not JSON.",
+    421: "The Host header names no host of this ingress.",
+    429: "A limit is reached; the header retry-after says when to retry.",
+    500: "An error inside the server.",
     503: "No engine serves, or this ingress is about to close or has too many connections.",
     504: "The request's deadline passed.",
 }

@@ -121,7 +121,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StructuredOutputs(Body):
-    """The form that the output has to have, in vLLM's words; exactly one field is given."""
+    """The constraint on the output, with vLLM's names of the fields; exactly one field is given."""
 
     json_: str | Entries[AnyJson] | None = Field(None, alias="json")
     json_object: bool | None = None

@@ -29,7 +29,7 @@ class OutputForm:
 
     @property
     def names(self) -> dict[str, str]:
-        """For each of Serving's fields the body's name of it: those of NAMES, and the parameter of the form."""
+        """The body's name of each of Serving's fields: those of NAMES, and the parameter that asks for the form."""
         return dict(NAMES) | dict.fromkeys(_STRUCTURED_KINDS, self.parameter)
 
 

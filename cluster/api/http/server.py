@@ -46,7 +46,8 @@ class HttpServer:
         view: Callable[[], Awaitable[ClusterView]],
         config: HttpConfig,
         slow_reader_timeout_s: float,
-        host: str = "127.0.0.1",
+        *,
+        host: str,
         access: AccessControl | None = None,
         tls: ssl.SSLContext | None = None,
         allowed_hosts: Sequence[str] | None = None,
@@ -55,7 +56,7 @@ class HttpServer:
 
         view:          makes a view of the cluster as it is now
         host:          the address to listen at; the port is in config
-        access:        the tokens; None: none are asked for
+        access:        the tokens; None: no tokens are needed
         tls:           None: no encryption
         slow_reader_timeout_s: a client that reads nothing for this long is cut off, in seconds
         allowed_hosts: see the setting ingress.allowed_hosts
@@ -112,7 +113,7 @@ class HttpServer:
             async with asyncio.timeout(_LAST_WORDS_S + _ENDING_S):
                 await self._running
         except TimeoutError:
-            logger.warning("the HTTP server did not close in time: what is left of it is cut off")
+            logger.warning("the HTTP server did not close in time: its remaining connections are closed")
             self._server.cut()
             self._running = None
 
@@ -160,7 +161,7 @@ def _max_connections(config: HttpConfig) -> int:
     if num_files == resource.RLIM_INFINITY or num_files // 2 >= config.max_connections:
         return config.max_connections
     logger.warning(
-        "fewer HTTP connections than max_connections are taken: the process may have too few files open (ulimit -n)",
+        "fewer HTTP connections than max_connections can be accepted: the limit on open files is too low (ulimit -n)",
         extra={"max_connections": config.max_connections, "taken": num_files // 2},
     )
     return max(1, num_files // 2)

@@ -55,7 +55,7 @@ async def unless_client_leaves(receive: Receive, work: Callable[[], Awaitable[No
 async def events_of(
     answer: Answer, chunks: AsyncGenerator[tuple[int, GenerateChunk], None]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield a stream's bytes: those of each chunk's events, which may be none, and those of its end."""
+    """Yield a stream's bytes: the events of each chunk, of which there may be none, and the events of the end."""
     encode = msgspec.json.Encoder().encode
     async with aclosing(chunks):
         async for index, chunk in chunks:
@@ -124,8 +124,8 @@ class EventStream(Response):
             self._comment_over = None
 
     def cut(self) -> None:
-        """Cut the client off."""
-        logger.warning("a client takes nothing and is cut off", extra={"request_id": self._id})
+        """Close the client's connection."""
+        logger.warning("a client does not read its stream: its connection is closed", extra={"request_id": self._id})
         self._abort()
 
     async def _send_events(self) -> HttpError | None:

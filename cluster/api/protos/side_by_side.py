@@ -22,7 +22,7 @@ async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGene
             async with aclosing(stream):
                 async for item in stream:
                     await queue.put((index, item))
-        except Exception as error:  # the reader of the queue raises it
+        except Exception as error:  # The reader of the queue raises the error.
             await queue.put(error)
         else:
             await queue.put(None)
@@ -36,7 +36,8 @@ async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGene
                 try:
                     raise item
                 finally:
-                    # The error refers to this frame: a reference from here would make a cycle that keeps prompts alive.
+                    # The error's traceback refers to this frame. If the frame also referred to the error, the two would
+                    # form a cycle that keeps prompts in memory.
                     del item
             if item is None:
                 num_open -= 1
@@ -46,5 +47,6 @@ async def side_by_side(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncGene
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        while not queue.empty():  # Errors in the queue refer to frames that refer to the queue: another such cycle.
+        # Errors in the queue refer to frames that refer to the queue, which forms another such cycle.
+        while not queue.empty():
             queue.get_nowait()

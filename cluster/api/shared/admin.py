@@ -65,7 +65,7 @@ class OperatorVerbs(Protocol):
 
 
 class ClusterAdmin(OperatorVerbs, Protocol):
-    """The controller, wherever it is: what an operator can ask it for."""
+    """The controller's methods for operators, in this process or by calls to the controller's actor."""
 
     async def status(self) -> ControllerView:
         """Return what the controller knows. Raises ControllerUnavailable if it does not answer."""

@@ -9,7 +9,7 @@ import grpc
 
 from cluster.client.errors import CallFailed
 from cluster.client.known_ingresses import Ingress, Ingresses
-from cluster.client.retry_limits import Deadline, Patience
+from cluster.client.retry_limits import Deadline, RetryPolicy
 
 
 class Attempts:
@@ -22,10 +22,10 @@ class Attempts:
     """
 
     def __init__(
-        self, ingresses: Ingresses, timeout_s: float | None, patience: Patience, *, is_under_way: bool = False
+        self, ingresses: Ingresses, timeout_s: float | None, retry_policy: RetryPolicy, *, is_under_way: bool = False
     ) -> None:
         self._ingresses = ingresses
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._loop = asyncio.get_running_loop()
         self._deadline = Deadline(timeout_s, self._loop.time())
         self._failing_since_s = 0.0
@@ -64,15 +64,17 @@ class Attempts:
         failure: the last call's, which is raised unless another one tells more
         """
         if self._is_under_way:
-            return await self._wait(failure, self._patience.recovery_timeout_s)
+            return await self._wait(failure, self._retry_policy.recovery_timeout_s)
         if len(self._tried) < len(self._ingresses):
             return await self._ingresses.find(self.left_s(), without=self._tried)
         refusal = self._refusal
-        # A wait that is known to end too late is not begun.
-        if refusal is None or self._back_at_s > self._loop.time() + self._limit_s(self._patience.overload_timeout_s):
+        # Raise at once if the wait would last longer than the caller allows.
+        if refusal is None or self._back_at_s > self._loop.time() + self._limit_s(
+            self._retry_policy.overload_timeout_s
+        ):
             raise refusal or failure
         self._back_at_s = math.inf
-        return await self._wait(refusal, self._patience.overload_timeout_s)
+        return await self._wait(refusal, self._retry_policy.overload_timeout_s)
 
     async def _wait(self, failure: CallFailed, timeout_s: float) -> Ingress:
         ingress = await self._ingresses.wait_usable(self._limit_s(timeout_s))

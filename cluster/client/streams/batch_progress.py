@@ -138,7 +138,7 @@ class BatchProgress:
         sample = self._samples.get(place)
         if sample is None:
             sample = self._samples[place] = StreamProgress(self._single(*place))
-            sample.next_request()  # The batch was its first call.
+            sample.next_request()  # The batch was the sample's first call.
         return sample
 
     def _single(self, prompt_index: int, sample_index: int) -> generate_pb2.GenerateRequest:

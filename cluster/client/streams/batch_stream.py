@@ -9,7 +9,7 @@ from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.api.protos.side_by_side import side_by_side
 from cluster.client.errors import CallFailed
 from cluster.client.known_ingresses import Ingress, Ingresses
-from cluster.client.retry_limits import Patience
+from cluster.client.retry_limits import RetryPolicy
 from cluster.client.streams.attempts import Attempts
 from cluster.client.streams.batch_progress import BatchProgress, Rest
 from cluster.client.streams.calls import responses_of
@@ -28,7 +28,7 @@ async def batch_resuming(
     ingresses: Ingresses,
     request: generate_pb2.GenerateBatchRequest,
     timeout_s: float | None,
-    patience: Patience,
+    retry_policy: RetryPolicy,
     *,
     is_under_way: bool = False,
 ) -> _Responses:
@@ -40,7 +40,7 @@ async def batch_resuming(
     Raises CallFailed; then all other samples are aborted.
     """
     progress = BatchProgress(request)
-    attempts = Attempts(ingresses, timeout_s, patience, is_under_way=is_under_way)
+    attempts = Attempts(ingresses, timeout_s, retry_policy, is_under_way=is_under_way)
     ingress = await attempts.first()
     while True:
         was_connected = ingress.is_connected
@@ -60,18 +60,18 @@ async def batch_resuming(
             if progress.has_begun:
                 break
             ingress = await attempts.next_ingress(failure)
-    async with aclosing(_go_on(progress, ingresses, attempts.left_s(), patience)) as parts:
+    async with aclosing(_go_on(progress, ingresses, attempts.left_s(), retry_policy)) as parts:
         async for part in parts:
             yield part
 
 
 async def _go_on(
-    progress: BatchProgress, ingresses: Ingresses, timeout_s: float | None, patience: Patience
+    progress: BatchProgress, ingresses: Ingresses, timeout_s: float | None, retry_policy: RetryPolicy
 ) -> _Responses:
     """Stream the rest of a batch whose call was cut."""
 
     async def sample(place: tuple[int, int], one: StreamProgress) -> _Responses:
-        attempts = Attempts(ingresses, timeout_s, patience, is_under_way=True)
+        attempts = Attempts(ingresses, timeout_s, retry_policy, is_under_way=True)
         async with aclosing(stream_on(one, attempts)) as responses:
             async for response in responses:
                 yield progress.take_of(place, response)
@@ -79,7 +79,7 @@ async def _go_on(
     rest = progress.rest()
     streams = [sample(place, one) for place, one in rest.samples.items()]
     if rest.batch is not None:
-        smaller = batch_resuming(ingresses, rest.batch, timeout_s, patience, is_under_way=True)
+        smaller = batch_resuming(ingresses, rest.batch, timeout_s, retry_policy, is_under_way=True)
         streams.append(_renumbered(smaller, rest, progress))
     async with aclosing(side_by_side(streams)) as parts:
         async for _, part in parts:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client.errors import CallFailed
 from cluster.client.known_ingresses import Ingress, Ingresses
-from cluster.client.retry_limits import Patience
+from cluster.client.retry_limits import RetryPolicy
 from cluster.client.streams.attempts import Attempts
 from cluster.client.streams.calls import responses_of
 from cluster.client.streams.stream_progress import StreamProgress
@@ -22,14 +22,14 @@ def stream_once(
 
 
 async def stream_resuming(
-    ingresses: Ingresses, request: generate_pb2.GenerateRequest, timeout_s: float | None, patience: Patience
+    ingresses: Ingresses, request: generate_pb2.GenerateRequest, timeout_s: float | None, retry_policy: RetryPolicy
 ) -> AsyncGenerator[generate_pb2.GenerateResponse, None]:
     """Stream an answer, in further calls where one is cut. Closing the generator cancels the call that runs.
 
     Until an ingress has accepted the request, each is called once, and again if one has named a delay. Raises
     CallFailed: at once if the request itself is at fault, otherwise when no ingress goes on with it in time.
     """
-    answer = stream_on(StreamProgress(request), Attempts(ingresses, timeout_s, patience))
+    answer = stream_on(StreamProgress(request), Attempts(ingresses, timeout_s, retry_policy))
     async with aclosing(answer) as responses:
         async for response in responses:
             yield response

@@ -76,7 +76,7 @@ def read_checkpoint(directory: Path) -> tuple[Checkpoint | None, list[Finding]]:
     return checkpoint, [ok(check, f"{found}, {gib(_size_bytes(directory))} in files, all complete")]
 
 
-def check_tokenizer(directory: Path, *, use_fastokens: bool = True) -> Finding:
+def check_tokenizer(directory: Path, *, use_fastokens: bool) -> Finding:
     """Check whether an ingress could use the checkpoint's tokenizer. use_fastokens: as in ModelTokenizer"""
     # transformers takes seconds to import, and only this check needs it.
     from cluster.errors import TokenizerUnusable

@@ -64,7 +64,7 @@ def clock_offsets(nodes: list[Node]) -> dict[str, float]:
     offsets = {}
     for node in nodes:
         where = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        for _ in range(2):  # The first one may have to start a process.
+        for _ in range(2):  # The first task may have to start a worker process, so only the second measurement counts.
             before_s = time.time()
             reference = ask.options(num_cpus=0, scheduling_strategy=where).remote()
             try:
@@ -76,7 +76,7 @@ def clock_offsets(nodes: list[Node]) -> dict[str, float]:
 
 
 def judge_clocks(offsets: Mapping[str, float], names: Mapping[str, str]) -> Finding:
-    """Judge the offsets of clock_offsets(). names: the nodes' names for people, by node id"""
+    """Judge the offsets of clock_offsets(). names: the names to show for nodes, by node id"""
     late = {names[node_id]: offset_s for node_id, offset_s in offsets.items() if abs(offset_s) > _MAX_SKEW_S}
     if late:
         found = ", ".join(f"{name} {offset_s:+.1f} s" for name, offset_s in sorted(late.items()))
@@ -158,4 +158,4 @@ def _place(config: ClusterConfig, role: EngineRole, nodes: list[Node], left: dic
 
 
 def _now_s() -> float:
-    return time.time()  # Ray cannot make a task of the builtin itself.
+    return time.time()  # Ray cannot make a task of a builtin function such as time.time.

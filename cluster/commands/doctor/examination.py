@@ -68,7 +68,7 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[F
         if checkpoint is not None:
             yield check_tokenizer(directory, use_fastokens=config.ingress.use_fastokens)
 
-    # A model that no engine can serve gets no memory budget: its sizes may make no sense.
+    # A model that no engine can serve gets no memory budget, because the sizes in its config may make no sense.
     return (None if mistakes else checkpoint), say()
 
 

@@ -100,6 +100,7 @@ def plan_memory(checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *
         block_size_bytes=block_size_bytes,
         max_model_len=max_model_len,
         free_memory_bytes=left,
+        is_gpu=is_gpu,
     )
     if num_blocks * block_size_bytes > left:
         raise KVCacheTooSmall(

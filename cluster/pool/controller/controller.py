@@ -7,6 +7,9 @@ Engines and ingresses serve without the controller, and outlive its death: Ray s
 its saved state (saved_state.py), finds the engines and ingresses that still run, and goes on. The controller ends when
 stop() is called. If the cluster needs its driver, the process that started it, the controller also stops the cluster
 when the driver is gone.
+
+If Ray loses the controller's node, it starts the controller on another one. The earlier controller may still run: it
+ends once it hears that its node was declared dead, at the latest before its next change (end_replaced()).
 """
 
 from __future__ import annotations
@@ -26,14 +29,15 @@ from cluster.observability.status import ControllerView
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.controller.first_start import FirstStart, warn_of_lost_stores
 from cluster.pool.controller.operations import Operations
-from cluster.pool.controller.rounds import Rounds, begin_anew
-from cluster.pool.controller.saved_state import SavedState, StateStore
+from cluster.pool.controller.rounds import Rounds, begin_anew, end_replaced
+from cluster.pool.controller.saved_state import ControllerReplaced, SavedState, StateStore
 from cluster.pool.engine_slots import EngineState
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.engine_views import engine_views
 from cluster.pool.engines.reconciler import reconcile, wanted_slots
 from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
+from cluster.pool.ingresses.ingress_starter import IngressStarter
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
 from cluster.pool.ray_objects.head_probe import HeadProbe
@@ -69,7 +73,8 @@ class Controller:
             block_hash_key_file=config.block_hash_key_file,
             make_tls=lambda: make_tls(config),
         )
-        self._ingresses = IngressFleet(config, self._journal, self._policy, head, self._save, trust)
+        starter = IngressStarter(config, self._journal, head, self._save, trust)
+        self._ingresses = IngressFleet(config, starter, self._journal, head, trust)
         self._fleet = EngineFleet(
             config,
             self._models,
@@ -139,7 +144,8 @@ class Controller:
         """Restore the saved state, find the engines and ingresses of the earlier controller, and begin the rounds."""
         state = await self._load()
         if state is None:
-            # The earlier controller died before it had started anything, or after it had stopped everything.
+            # There is no saved state if the earlier controller died before it started anything, or after it stopped
+            # everything.
             await asyncio.to_thread(sweep, self._config.ray.namespace)
             self._end_soon()
             return
@@ -289,6 +295,8 @@ class Controller:
         try:
             await self._store.save(self._state)
             self._is_saved = True
+        except ControllerReplaced:
+            end_replaced()
         except RayCallFailed as failed:
             self._is_saved = False
             logger.warning("the controller's state was not saved", extra={"error": str(failed)})

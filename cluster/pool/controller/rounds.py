@@ -37,6 +37,15 @@ async def begin_anew(doing: str) -> None:
     os._exit(1)
 
 
+def end_replaced() -> None:
+    """End this process at once, since Ray has started the controller on another node, or is about to.
+
+    Two controllers would give the same names to different engines, and each would end what the other one starts.
+    """
+    logger.critical("the controller ends: Ray has declared its node dead, and starts the controller on another one")
+    os._exit(1)
+
+
 class Rounds:
     """The repetition of rounds, and what a failed round leads to."""
 
@@ -48,13 +57,20 @@ class Rounds:
         *,
         first_pause_s: float = _FIRST_PAUSE_S,
         end: Callable[[str], Awaitable[None]] = begin_anew,
+        end_replaced: Callable[[], None] = end_replaced,
     ) -> None:
-        """is_stopping: set when the rounds should stop; end: ends the process, called with what has failed"""
+        """Begin without a failed round.
+
+        is_stopping:  set when the rounds should stop
+        end:          ends the process, called with what has failed
+        end_replaced: ends the process of a controller that Ray has replaced
+        """
         self._journal = journal
         self._head = head
         self._is_stopping = is_stopping
         self._first_pause_s = first_pause_s
         self._end = end
+        self._end_replaced = end_replaced
 
     async def repeat(
         self, doing: str, look: Callable[[], Awaitable[None]], wait: Callable[[], Awaitable[None]]
@@ -62,6 +78,9 @@ class Rounds:
         """Call look() and wait() in turn until the controller stops. doing: what look() does, for logs"""
         num_bugs = 0
         while not self._is_stopping.is_set():
+            if self._head.is_own_node_dead:
+                self._end_replaced()
+                return
             try:
                 await look()
                 num_bugs = 0
@@ -69,14 +88,16 @@ class Rounds:
                 logger.warning("a round failed", extra={"doing": doing, "error": str(failed)})
             except Exception as error:
                 if not self._head.is_answering:
-                    logger.warning("a round failed without Ray's head", extra={"doing": doing, "error": str(error)})
+                    logger.warning(
+                        "a round failed because Ray's head does not answer", extra={"doing": doing, "error": str(error)}
+                    )
                 else:
                     num_bugs += 1
                     await self._after_bug(doing, error, num_bugs)
             await wait()
 
     async def _after_bug(self, doing: str, error: Exception, num_bugs: int) -> None:
-        logger.exception("a bug of ours: a round failed", extra={"doing": doing, "num_bugs": num_bugs})
+        logger.exception("a round failed because of a bug", extra={"doing": doing, "num_bugs": num_bugs})
         self._journal.add(f"{doing} failed by a bug, {num_bugs} of {_MAX_BUGS} times: {type(error).__name__}: {error}")
         if num_bugs >= _MAX_BUGS:
             await self._end(doing)

@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import ray
 from ray.experimental import internal_kv
 
 from actors.model_facts import ModelFacts
@@ -19,11 +20,16 @@ from cluster.observability.status import Decision
 from cluster.pool.engine_slots import Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import SavedEngine
 from cluster.pool.ingresses.ingress_incarnation import SavedIngress
+from cluster.pool.ray_objects.ray_nodes import is_own_node_dead
 from cluster.routing.engine_connection import EngineRole
 from cluster.sessions.cluster_membership import Membership
 
 _KV_NAMESPACE = b"raypd"
 _TIMEOUT_S = 5.0
+
+
+class ControllerReplaced(Exception):
+    """Ray's head has declared the node of this process dead, so Ray starts the controller on another node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,13 @@ class StateStore:
         self._writing: asyncio.Future[None] | None = None
 
     async def save(self, make_state: Callable[[], SavedState]) -> None:
-        """Replace the saved state by make_state(), which is called once earlier writes are done."""
+        """Replace the saved state by make_state(), which is called once earlier writes are done.
+
+        Raises ControllerReplaced if the saved state belongs to the next controller by now.
+        """
         async with self._lock:
             await self._written()
-            self._writing = asyncio.ensure_future(on_thread(_put, self._key, pickle.dumps(make_state())))
+            self._writing = asyncio.ensure_future(on_thread(_put_own, self._key, pickle.dumps(make_state())))
             await self._written()
 
     async def _written(self) -> None:
@@ -83,12 +92,21 @@ class StateStore:
         data = await ask_head(_get, self._key)
         if data is None:
             return None
-        state: SavedState = pickle.loads(data)  # only processes that can run code in Ray anyway can write to this store
+        # Unpickling is safe here: only processes that can run any code in Ray can write to this store.
+        state: SavedState = pickle.loads(data)
         return state
 
     async def clear(self) -> None:
         """Delete the saved state."""
         await ask_head(_delete, self._key)
+
+
+def _put_own(key: bytes, data: bytes) -> None:
+    # Ray's head declares a node dead before it restarts the node's actors elsewhere. So if this node is not dead, no
+    # later controller has started.
+    if is_own_node_dead(ray.nodes()):  # type: ignore[no-untyped-call]  # ray
+        raise ControllerReplaced
+    _put(key, data)
 
 
 def _put(key: bytes, data: bytes) -> None:

@@ -22,6 +22,7 @@ from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import EngineIncarnation, SavedEngine
 from cluster.pool.engines.engine_placement import can_hold, choose_node
+from cluster.pool.engines.key_orders import KeyOrders
 from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine
 from cluster.pool.engines.role_change import change_role
 from cluster.pool.engines.start_progress import ProgressLog
@@ -84,6 +85,7 @@ class EngineFleet:
         self._save = save
         self._on_change = on_change
         self._engines: dict[Slot, EngineIncarnation] = {}
+        self._key_orders = KeyOrders(config, journal.add)
         self._watches = OwnedTasks()
         self._endings = OwnedTasks()
         self._silent_until_s: dict[str, float] = {}
@@ -150,7 +152,8 @@ class EngineFleet:
         slot, incarnation = action.slot, action.incarnation
         role, version = self.roles.get(slot, slot.role), self._models.newest
         config = self._models.config(version)
-        engine = self._engines[slot] = EngineIncarnation(config, slot, incarnation, role, version, self._trust)
+        engine = EngineIncarnation(config, slot, incarnation, role, version, self._trust, key_orders=self._key_orders)
+        self._engines[slot] = engine
         self.histories.setdefault(slot, SlotHistory()).last_incarnation = incarnation
         self._journal.add(f"start {slot.engine_id}, incarnation {incarnation}: {action.reason}")
         # Save before the start: a later controller must not give the same incarnation number to another engine.
@@ -163,7 +166,8 @@ class EngineFleet:
         fitting = [node.node_id for node in nodes if can_hold(node, self._config, engine.slot.role)]
         now_s = asyncio.get_running_loop().time()
         answering = [node for node in fitting if now_s >= self._silent_until_s.get(node, 0.0)]
-        # Nothing is awaited until the engine has its preferred node, so engines that start together see each other's.
+        # Nothing is awaited before the engine has its preferred node, so engines that start together see each other's
+        # nodes.
         crowd: dict[str, list[EngineRole]] = {}
         for other in self:
             crowd.setdefault(other.node_id, []).append(other.role)
@@ -260,7 +264,7 @@ class EngineFleet:
                 self._mark_dead(partner, one_line(error))
 
     def _partner_of(self, engine: EngineIncarnation) -> EngineIncarnation | None:
-        """Return the engine to test a handoff with: of the same number, or counted round; None if there is none."""
+        """Return the engine to test a handoff with, of the same number if possible; None if there is no such engine."""
         assert engine.descriptor is not None, "it is proven once it has loaded"
         wanted = EngineRole.DECODE if engine.role is EngineRole.PREFILL else EngineRole.PREFILL
         partners = [
@@ -310,7 +314,7 @@ class EngineFleet:
         try:
             await self._look_until_gone(engine)
         except Exception as error:
-            # A bug of ours: an engine that is not watched any more is worse than a restarted one.
+            # Only a bug in raypd leads here. An engine that nobody watches is worse than one that is restarted.
             logger.exception("an engine could not be watched", extra={"engine_id": engine.engine_id})
             self._mark_dead(engine, f"it could not be watched: {one_line(error)}")
 
@@ -347,14 +351,12 @@ class EngineFleet:
         """Take over the engines of an earlier controller that still run, with their histories, roles and membership."""
         self.histories, self.roles, self.membership = dict(histories), dict(roles), membership
         for one in saved:
+            config = self._models.config(one.model_version)
             engine = EngineIncarnation(
-                self._models.config(one.model_version),
-                one.slot,
-                one.incarnation,
-                one.role,
-                one.model_version,
-                self._trust,
+                config, one.slot, one.incarnation, one.role, one.model_version, self._trust, key_orders=self._key_orders
             )
+            if one.ready is not None:
+                self._key_orders.keep(str(one.ready.facts.layout.key_order))
             if one.state not in {EngineState.STARTING, EngineState.PENDING, *_WATCHED} or not await engine.find(one):
                 self.membership = self.membership.without_engine(*engine.key)
                 continue

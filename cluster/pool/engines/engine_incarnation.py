@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -22,6 +23,7 @@ from cluster.observability.status import EngineView
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_slots import EngineState, Slot
 from cluster.pool.engines.engine_placement import EnginePlacement
+from cluster.pool.engines.key_orders import KeyOrders
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.heartbeat import ActorLost, Heartbeat
 from cluster.pool.ray_objects.object_names import engine_actor_name, placement_group_name
@@ -74,10 +76,18 @@ class EngineIncarnation:
         role: EngineRole,
         model_version: int,
         trust: ClusterTrust,
+        *,
+        key_orders: KeyOrders,
     ) -> None:
-        """config: the cluster's settings with the model of model_version; trust: the secrets that the engine gets"""
+        """Describe an incarnation that is not started yet.
+
+        config: the cluster's settings with the model of model_version
+        trust:  the secrets that the engine gets
+        key_orders: chooses the order of keys that all engines share
+        """
         self._config = config
         self._trust = trust
+        self._key_orders = key_orders
         self.slot = slot
         self.incarnation = incarnation
         self.role = role
@@ -95,7 +105,7 @@ class EngineIncarnation:
         self._preferred_node_id = ""
         self._ending: asyncio.Future[str] | None = None
         self._placement: EnginePlacement | None = None
-        self._actor: Any = None  # Ray's handle, whose methods Ray makes at run time
+        self._actor: Any = None  # Any: Ray defines an actor handle's methods at run time.
 
     @property
     def engine_id(self) -> str:
@@ -173,7 +183,10 @@ class EngineIncarnation:
         timeout_s = self._config.start_timeout_s
         try:
             await call(self._actor.use_trust, await self._trust.material(), timeout_s=timeout_s)
-            ready: EngineReady = await call(self._actor.start, self._config.engine_host, timeout_s=timeout_s)
+            report = partial(call, self._actor.report_attention, timeout_s=timeout_s)
+            key_order = await self._key_orders.of_engine(self.engine_id, report)
+            host = self._config.engine_host
+            ready: EngineReady = await call(self._actor.start, host, key_order, timeout_s=timeout_s)
         except RayCallFailed as failed:
             is_late = failed.kind is FailureKind.TIMED_OUT
             why = f"it has not loaded within {timeout_s:g} s" if is_late else str(failed)
@@ -216,7 +229,7 @@ class EngineIncarnation:
             try:
                 now: str = await call(self._actor.progress, timeout_s=_ANSWER_TIMEOUT_S)
             except RayCallFailed:
-                # wait_loaded() raises if the actor has died.
+                # If the actor has died, wait_loaded() raises the error.
                 continue
             if now != last:
                 say(f"{self.engine_id}: {now}")
@@ -323,6 +336,8 @@ class EngineIncarnation:
             kv_transport=self.ready.facts.kv_transport if self.ready else "",
             node=self.ready.node_address if self.ready else "",
             model_version=self.model_version,
+            attention_backend=self.ready.facts.attention_backend if self.ready else "",
+            attention_reason=self.ready.facts.attention_reason if self.ready else "",
             stats=self._health.stats if self._health else None,
             stats_at_s=self._health_at_s,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
 from actors.model_facts import ModelFacts
@@ -21,7 +21,6 @@ from cluster.observability.status import IngressView
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation, SavedIngress
 from cluster.pool.ingresses.ingress_starter import IngressStarter
-from cluster.pool.ingresses.ingress_table import IngressTable
 from cluster.pool.journal import Journal
 from cluster.pool.owned_tasks import OwnedTasks
 from cluster.pool.ray_objects.head_probe import HeadProbe
@@ -29,7 +28,6 @@ from cluster.pool.ray_objects.heartbeat import ActorLost
 from cluster.pool.ray_objects.ray_actors import one_line
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.sessions.cluster_membership import Membership, ServedModel
-from cluster.settings.restarts import RestartConfig
 
 logger = logging.getLogger(__name__)
 
@@ -44,19 +42,18 @@ class IngressFleet:
     def __init__(
         self,
         config: ClusterConfig,
+        starter: IngressStarter,
         journal: Journal,
-        policy: RestartConfig,
         head: HeadProbe,
-        save: Callable[[], Awaitable[None]],
         trust: ClusterTrust,
     ) -> None:
-        """head: the probe of Ray's head; save: saves the controller's state; trust: the cluster's secrets"""
+        """starter: starts this fleet's ingresses; head: the probe of Ray's head; trust: the cluster's secrets"""
         self._config = config
         self._trust = trust
         self._journal = journal
         self._head = head
-        self._table = table = IngressTable(config.ingress, journal, policy)
-        self._starter = IngressStarter(config, table, journal, policy, head, save, trust)
+        self._starter = starter
+        self._table = starter.table
         self._acting = OwnedTasks()
 
     @property
@@ -144,7 +141,7 @@ class IngressFleet:
                     if num_deaths == _MAX_DEATHS_OF_ONE_PROOF:
                         raise CannotStart(f"{num_deaths} ingresses died trying {decode.engine_id}") from failed
             await self.start_missing(now_s)
-            # The controller's rounds start the ingresses that may not be tried yet.
+            # Some ingresses must wait before their next attempt; the controller's rounds start those.
             await asyncio.wait({asyncio.ensure_future(self.settled())}, timeout=self._config.heartbeat_interval_s)
             if not self._starter.is_starting:
                 await asyncio.sleep(self._config.heartbeat_interval_s)
@@ -161,7 +158,7 @@ class IngressFleet:
                 if failed.kind is FailureKind.RAISED:
                     raise CannotStart(str(failed)) from failed
                 fields = {"ingress": ingress.number, "error": str(failed)}
-                logger.warning("an ingress was not prepared", extra=fields)
+                logger.warning("an ingress has not loaded the model's files yet", extra=fields)
 
     async def publish(self, membership: Membership) -> None:
         """Send the membership to every ingress. An ingress that does not answer gets it when it answers again."""
@@ -198,12 +195,12 @@ class IngressFleet:
         try:
             await act(ingress)
         except Exception as error:
-            # A bug of ours: an ingress that is not watched any more is worse than a restarted one.
+            # Only a bug in raypd leads here. An ingress that nobody watches is worse than one that is restarted.
             logger.exception("an ingress could not be watched", extra={"ingress": ingress.number})
             await self._table.give_up(ingress, f"it could not be watched: {one_line(error)}")
 
     async def _look_at(self, ingress: IngressIncarnation) -> None:
-        # An ingress that does not let clients in yet is busy with its start, which has a deadline of its own.
+        # An ingress that accepts no clients yet is still starting, and its start has a deadline of its own.
         if ingress.is_asked or not ingress.is_open:
             return
         ingress.is_asked = True
@@ -221,7 +218,7 @@ class IngressFleet:
             self._journal.add(change)
         if (fault := ingress.fault(self._config.ingress.busy_timeout_s)) is not None:
             await self._table.give_up(ingress, fault)
-        # A busy ingress gets news once it has time: waiting for its answer would delay the next health check.
+        # A busy ingress gets the new state later: waiting for its answer now would delay the next health check.
         elif not ingress.is_busy:
             await ingress.catch_up(self._table.membership, self._trust)
 

@@ -47,7 +47,7 @@ class IngressIncarnation:
 
     number: int
     incarnation: int
-    actor: Any  # Ray's handle, whose methods Ray makes at run time
+    actor: Any  # Any: Ray defines an actor handle's methods at run time.
     node_id: str = ""
     node_address: str = ""
     has_begun: bool = False
@@ -102,7 +102,7 @@ class IngressIncarnation:
             await call(self.actor.update_membership, membership, timeout_s=_MEMBERSHIP_TIMEOUT_S)
         except RayCallFailed as failed:
             logger.warning(
-                "an ingress did not take the membership", extra={"ingress": self.number, "error": str(failed)}
+                "an ingress did not receive the membership", extra={"ingress": self.number, "error": str(failed)}
             )
             return
         self.is_behind = False
@@ -157,5 +157,6 @@ class IngressIncarnation:
         return "" if ports is None or ports.http is None else f"{self._host(host)}:{ports.http}"
 
     def _host(self, host: str) -> str:
-        is_any = host in {"0.0.0.0", "::", "[::]"}  # named, not listened on
+        # These addresses mean every interface, so clients need the node's own address.
+        is_any = host in {"0.0.0.0", "::", "[::]"}
         return self.node_address if is_any else host

@@ -21,7 +21,6 @@ from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.object_names import CONTROLLER_NAME, ingress_actor_name
 from cluster.pool.ray_objects.ray_actors import one_line, remote_class
 from cluster.pool.ray_objects.ray_nodes import alive_nodes
-from cluster.settings.restarts import RestartConfig
 
 logger = logging.getLogger(__name__)
 
@@ -34,21 +33,18 @@ class IngressStarter:
     def __init__(
         self,
         config: ClusterConfig,
-        table: IngressTable,
         journal: Journal,
-        policy: RestartConfig,
         head: HeadProbe,
         save: Callable[[], Awaitable[None]],
         trust: ClusterTrust,
     ) -> None:
         """head: the probe of Ray's head; save: saves the controller's state; trust: the cluster's secrets"""
         self._config = config
-        self._table = table
         self._journal = journal
-        self._policy = policy
         self._head = head
         self._save = save
         self._trust = trust
+        self.table = IngressTable(config.ingress, journal, config.restarts)
         self.wanted = WantedIngresses(config.ingress)
         self._starts: dict[int, asyncio.Task[None]] = {}
         self._refusals: dict[int, str] = {}
@@ -64,7 +60,7 @@ class IngressStarter:
     @property
     def refusal(self) -> str:
         """Why no ingress can ever start with these settings; empty while an ingress is up or may come up."""
-        if self._table.begun() or self._starts or set(self.wanted.numbers) - set(self._refusals):
+        if self.table.begun() or self._starts or set(self.wanted.numbers) - set(self._refusals):
             return ""
         return "\n".join(reason for _, reason in sorted(self._refusals.items()))
 
@@ -79,9 +75,9 @@ class IngressStarter:
         """
         await self._follow_nodes()
         for number in self.wanted.numbers:
-            history = self._table.histories[number]
-            is_there = number in self._table.by_number or number in self._starts
-            if not is_there and now_s >= history.not_before_s(now_s, self._policy):
+            history = self.table.histories[number]
+            is_there = number in self.table.by_number or number in self._starts
+            if not is_there and now_s >= history.not_before_s(now_s, self._config.restarts):
                 self._starts[number] = asyncio.create_task(self._start(number))
 
     async def _follow_nodes(self) -> None:
@@ -93,7 +89,7 @@ class IngressStarter:
                 nodes = await alive_nodes()
         except (TimeoutError, RayCallFailed):
             return
-        self.wanted.follow(nodes, self._avoided, {*self._table.by_number, *self._starts})
+        self.wanted.follow(nodes, self._avoided, {*self.table.by_number, *self._starts})
 
     async def settled(self) -> None:
         """Wait until the ingresses that are being started are up, or given up."""
@@ -102,9 +98,9 @@ class IngressStarter:
 
     async def open(self, facts: ModelFacts) -> None:
         """Let clients in at every ingress; ingresses that start later let clients in at once."""
-        self._table.facts = facts
+        self.table.facts = facts
         await self.settled()
-        await asyncio.gather(*(self._open_or_give_up(ingress, facts) for ingress in self._table.begun()))
+        await asyncio.gather(*(self._open_or_give_up(ingress, facts) for ingress in self.table.begun()))
 
     def cancel(self) -> None:
         """Cancel the starts that are under way."""
@@ -112,7 +108,7 @@ class IngressStarter:
             task.cancel()
 
     async def _start(self, number: int) -> None:
-        table, history = self._table, self._table.histories[number]
+        table, history = self.table, self.table.histories[number]
         history.last_incarnation += 1
         try:
             # Save before the start: a later controller must know this incarnation, and not use its number again.
@@ -133,7 +129,7 @@ class IngressStarter:
         finally:
             del self._starts[number]
 
-    def _make_actor(self, number: int, incarnation: int) -> Any:  # Ray's handle
+    def _make_actor(self, number: int, incarnation: int) -> Any:  # Any: Ray's actor handle
         ingress = self._config.ingress
         actor = remote_class(IngressActor, concurrency_groups={"control": 4}).options(
             name=ingress_actor_name(number, incarnation),
@@ -150,24 +146,24 @@ class IngressStarter:
         timeout_s = self._config.start_timeout_s
         try:
             await ingress.join(self._trust, timeout_s)
-            await ingress.use_ports(self._table.ports_for(ingress), timeout_s)
+            await ingress.use_ports(self.table.ports_for(ingress), timeout_s)
         except RayCallFailed as failed:
             if isinstance(failed.cause, InvalidConfig):
                 self._refusals[ingress.number] = str(failed)
-            await self._table.give_up(ingress, str(failed))
+            await self.table.give_up(ingress, str(failed))
         else:
             self._refusals.pop(ingress.number, None)
 
     async def _open_or_give_up(self, ingress: IngressIncarnation, facts: ModelFacts) -> None:
         if ingress.is_open:
             return
-        await ingress.send(self._table.membership)
+        await ingress.send(self.table.membership)
         try:
             ports = await ingress.open(facts, self._config.start_timeout_s)
         except RayCallFailed as failed:
-            await self._table.give_up(ingress, str(failed))
+            await self.table.give_up(ingress, str(failed))
             return
-        self._table.keep_ports(ingress, ports)
-        address = self._table.address_of(ingress)
+        self.table.keep_ports(ingress, ports)
+        address = self.table.address_of(ingress)
         self._journal.add(f"open ingress {ingress.number}, incarnation {ingress.incarnation}, at {address}")
         await self._save()

@@ -138,7 +138,7 @@ class IngressTable:
             if actor is None:
                 continue
             if not one.is_open:
-                # How far its start has come is not known, so it is ended and started anew.
+                # Nobody knows how far the ingress's start has come, so the ingress is ended and started anew.
                 await end_actor(actor)
                 continue
             place = one.node_id, one.node_address

@@ -8,6 +8,8 @@ from typing import Final
 
 import ray
 
+from cluster.pool.ray_objects.ray_nodes import is_own_node_dead
+
 _PROBE_TIMEOUT_S: Final = 2.0
 
 
@@ -22,6 +24,8 @@ class HeadProbe:
     def __init__(self) -> None:
         self._answering_since_s: float | None = -math.inf
         """The time on the event loop's clock since which the head has answered; None while it does not answer."""
+        self.is_own_node_dead = False
+        """Whether the head has said that it has declared the node of this process dead, which is final."""
 
     @property
     def is_answering(self) -> bool:
@@ -47,6 +51,8 @@ class HeadProbe:
                 await asyncio.wait({asking})
             if asking.exception() is not None:
                 self._answering_since_s = None
-            elif self._answering_since_s is None:
-                self._answering_since_s = loop.time()
+            else:
+                self.is_own_node_dead = is_own_node_dead(asking.result())
+                if self._answering_since_s is None:
+                    self._answering_since_s = loop.time()
             await asyncio.sleep(interval_s)

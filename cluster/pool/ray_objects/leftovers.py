@@ -1,4 +1,4 @@
-"""Ending of actors and placement groups that an earlier controller has left; they are found by their names."""
+"""Ends actors and placement groups of an earlier controller, which are found by their names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def sweep(namespace: str, actors_kept: Collection[str] = (), groups_kept: Collec
         except ValueError:
             continue
     if names or groups:
-        logger.warning("ended what an earlier controller has left", extra={"actors": names, "groups": groups})
+        logger.warning(
+            "ended actors and placement groups of an earlier controller", extra={"actors": names, "groups": groups}
+        )
     return len(names) + len(groups)
 
 

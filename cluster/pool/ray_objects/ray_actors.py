@@ -18,7 +18,7 @@ _REASK_DELAY_S: Final = 1.0
 _T = TypeVar("_T")
 
 
-def remote_class(cls: type, **options: Any) -> Any:  # a class that Ray makes at run time
+def remote_class(cls: type, **options: Any) -> Any:  # Any: Ray defines this class at run time
     """Return a Ray actor class. options: as of ray.remote()"""
     return ray.remote(**options)(cls) if options else ray.remote(cls)
 
@@ -32,9 +32,9 @@ async def call_if_alive(method: Any, *arguments: Any, timeout_s: float) -> None:
 
 
 async def find_by_name(find: Callable[[str], _T], name: str) -> _T | None:
-    """Return what has this name in Ray, or None if nothing has it; ask until Ray's head answers.
+    """Return the Ray object of this name, or None if there is none; retry until Ray's head answers.
 
-    find: such as ray.get_actor
+    find: a function that looks up a name, such as ray.get_actor
     """
     while True:
         try:
@@ -52,7 +52,7 @@ async def end_actor(actor: Any) -> None:
 
 
 async def release_group(group: PlacementGroup) -> None:
-    """Release a placement group's resources. If Ray's head does not answer, as end_actor()."""
+    """Release a placement group's resources. If Ray's head does not answer, wait as end_actor() does."""
     await _tell_head(remove_placement_group, group)
 
 
@@ -60,7 +60,7 @@ async def _tell_head(function: Callable[[Any], object], argument: Any) -> None:
     try:
         await ask_head(function, argument)
     except RayCallFailed as failed:
-        logger.warning("Ray did not do as it was told", extra={"call": str(function), "error": str(failed)})
+        logger.warning("a call to Ray's head failed", extra={"call": str(function), "error": str(failed)})
 
 
 def one_line(error: BaseException) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import ray
 
-from actors.process.ray_calls import ask_head
+from actors.process.ray_calls import FailureKind, RayCallFailed, ask_head
 
 _SELECTOR: Final = re.compile(r"^!|\(")
 
@@ -44,11 +44,26 @@ class Node:
 
 
 async def alive_nodes() -> list[Node]:
-    """Return the nodes of the Ray cluster that are alive, sorted by id. Raises RayCallFailed."""
+    """Return the nodes of the Ray cluster that are alive, sorted by id.
+
+    Raises RayCallFailed, also if Ray's head has declared the node of this process dead.
+    """
     nodes = await ask_head(ray.nodes)
+    if is_own_node_dead(nodes):
+        raise RayCallFailed(FailureKind.DIED, "Ray's head has declared the node of this process dead")
     alive = [
         Node(str(n["NodeID"]), n["NodeManagerAddress"], n["NodeManagerHostname"], n["Resources"], n["Labels"])
         for n in nodes
         if n["Alive"]
     ]
     return sorted(alive, key=lambda node: node.node_id)
+
+
+def is_own_node_dead(nodes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether Ray's head has declared the node of this process dead, by an answer of ray.nodes().
+
+    The process learns it only if the network to the node was cut, or the node's raylet was stuck, and the process can
+    reach the head again: soon afterwards Ray ends all processes of the node.
+    """
+    dead = {node["NodeID"] for node in nodes if not node["Alive"]}
+    return bool(dead) and ray.get_runtime_context().get_node_id() in dead

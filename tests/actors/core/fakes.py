@@ -188,12 +188,12 @@ class FakeConnector:
         self.num_tokens[request_id] = num_prompt_tokens
         self._params[request_id] = params
 
-    def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(self, request_id: str, num_local_tokens: int) -> int | None:
         if self.roles[request_id] is TransferRole.PRODUCER:
-            return (0 if request_id in self.ready else None), False
+            return 0 if request_id in self.ready else None
         if len(self.loading) >= self.max_reserved_requests:
-            return None, False
-        return self.num_tokens[request_id] - num_local_tokens, True
+            return None
+        return self.num_tokens[request_id] - num_local_tokens
 
     def update_state_after_alloc(self, request_id: str, block_ids: Sequence[int], num_local_tokens: int) -> None:
         reservation = Reservation(

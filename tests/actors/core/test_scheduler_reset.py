@@ -8,7 +8,7 @@ from actors.core.requests.request import RequestStatus
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
-from tests.actors.core.test_overlap import Pipeline
+from tests.actors.core.steps.test_overlap import Pipeline
 
 
 def test_it_is_refused_while_a_request_holds_blocks() -> None:

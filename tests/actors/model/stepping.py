@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from actors.core.vllm_view import sampled_token_ids
 from actors.lora_config import LoraConfig
 from actors.model.loaded_runner import LoadedRunner
 from actors.model.model_runner import ModelRunner
+from kv_transfer.layout import KeyOrder
 
 
 def make_runner(
@@ -25,13 +27,20 @@ def make_runner(
     num_blocks: int = 64,
     max_num_seqs: int = 16,
     lora: LoraConfig | None = None,
+    attention_backend: Literal["auto", "torch", "vllm_cpu"] = "torch",
+    key_order: KeyOrder = KeyOrder.PLAIN,
     **model_settings: object,
 ) -> ModelRunner:
     """Make a runner that can step, in float32 on the CPU if model_settings name nothing else."""
     settings = {"model": str(directory), "dtype": "float32", "device": "cpu"} | model_settings
     loaded = LoadedRunner.load(
         ModelConfig.model_validate(settings),
-        CacheConfig(block_size=block_size, num_blocks=num_blocks),
+        CacheConfig(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            attention_backend=attention_backend,
+            key_order=key_order.value,
+        ),
         SchedulerConfig(max_num_seqs=max_num_seqs),
         ParallelConfig(num_threads=1),
     )

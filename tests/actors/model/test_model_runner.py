@@ -13,6 +13,7 @@ import pytest
 
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.vllm_view import sampled_token_ids
+from kv_transfer.layout import KeyOrder
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.checkpoints import FAMILIES, VOCAB_SIZE
 from tests.reference import greedy_tokens, random_prompt
@@ -44,8 +45,14 @@ def test_greedy_tokens_equal_generate_for_every_chunking_and_block_size(family: 
     expected = expected_outputs(directory)
     assert len({tuple(output) for output in expected.values()}) == len(PROMPT_LENGTHS)
 
-    for block_size, chunk in ((16, 1 << 30), (8, 17), (16, 6), (32, 13), (1, 9)):
-        stepper = Stepper(make_runner(directory, block_size=block_size, num_blocks=512))
+    for block_size, chunk, key_order in (
+        (16, 1 << 30, KeyOrder.PLAIN),
+        (8, 17, KeyOrder.TRANSPOSED),
+        (16, 6, KeyOrder.TRANSPOSED),
+        (32, 13, KeyOrder.PLAIN),
+        (1, 9, KeyOrder.PLAIN),
+    ):
+        stepper = Stepper(make_runner(directory, block_size=block_size, num_blocks=512, key_order=key_order))
         add_all(stepper)
         assert stepper.run(num_output_tokens=NUM_OUTPUT_TOKENS, chunk=chunk) == expected, (block_size, chunk)
 
@@ -53,7 +60,7 @@ def test_greedy_tokens_equal_generate_for_every_chunking_and_block_size(family: 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_batch_mixes_prefill_chunks_and_decodes(family: str, checkpoint: CheckpointOf) -> None:
     directory = checkpoint(family)
-    stepper = Stepper(make_runner(directory, block_size=8, num_blocks=64))
+    stepper = Stepper(make_runner(directory, block_size=8, num_blocks=64, key_order=KeyOrder.TRANSPOSED))
     add_all(stepper)
 
     stepper.step({"prompt of 33": 20})
@@ -80,7 +87,7 @@ def test_nothing_is_sampled_before_the_prompt_is_through(checkpoint: CheckpointO
 
 def test_preempted_request_goes_on_with_the_same_tokens_in_other_blocks(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("gemma3")
-    stepper = Stepper(make_runner(directory, block_size=4, max_num_seqs=5))
+    stepper = Stepper(make_runner(directory, block_size=4, max_num_seqs=5, key_order=KeyOrder.TRANSPOSED))
     add_all(stepper)
     stepper.run(num_output_tokens=5, chunk=20)
 
@@ -127,9 +134,12 @@ def test_blocks_computed_elsewhere_are_decoded_from_without_computing_the_prompt
     assert producer.runner.layout.model_fingerprint == consumer.runner.layout.model_fingerprint
 
 
-def test_a_nan_left_in_a_block_by_an_earlier_request_reaches_nobody(checkpoint: CheckpointOf) -> None:
+@pytest.mark.parametrize("key_order", KeyOrder)
+def test_a_nan_left_in_a_block_by_an_earlier_request_reaches_nobody(
+    key_order: KeyOrder, checkpoint: CheckpointOf
+) -> None:
     directory = checkpoint("gemma2")
-    runner = make_runner(directory, block_size=16)
+    runner = make_runner(directory, block_size=16, key_order=key_order)
     runner.kv_cache.fill_(float("nan"))
     stepper = Stepper(runner)
     add_all(stepper)

@@ -120,6 +120,16 @@ async def test_an_actor_that_met_a_dead_one_is_not_dead_itself() -> None:
     assert failed.kind is FailureKind.RAISED
 
 
+class NodeDied(ActorDiedError):
+    def __str__(self) -> str:
+        return "The actor died because its node has died. Node Id: ab\n\tthe actor's node was terminated unexpectedly"
+
+
+async def test_the_death_of_a_node_is_told_in_rays_last_line_without_its_indentation() -> None:
+    failed = await failure_of(NodeDied())
+    assert (failed.kind, str(failed)) == (FailureKind.DIED, "the actor's node was terminated unexpectedly")
+
+
 async def test_what_ray_raises_as_a_plain_error_has_its_kind_too() -> None:
     failed = await failure_of(RuntimeEnvSetupError("no such package"))
     assert failed.kind is FailureKind.ENVIRONMENT

@@ -93,5 +93,5 @@ def test_a_frame_that_is_no_message_is_refused(frame: bytes) -> None:
 
 
 def test_nothing_but_arrays_and_messages_travels() -> None:
-    with pytest.raises(TypeError, match="does not travel between ranks"):
+    with pytest.raises(TypeError, match="cannot be sent between ranks"):
         RankCodec([RankFailed]).encode(RankFailed(object()))  # type: ignore[arg-type]  # no reason

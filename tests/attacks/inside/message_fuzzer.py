@@ -103,15 +103,14 @@ class MessageFuzzer:
             case inspect.BoolType():
                 return draw.random() < 0.5
             case inspect.IntType():
-                least = -(2**62) if info.ge is None else info.ge
-                most = 2**62 if info.le is None else info.le
+                least, most = _limits_of(info)
                 return draw.choice((least, most, min(most, max(least, draw.randrange(64)))))
             case inspect.FloatType():
                 return draw.choice((0.5, 1.0, 0.0 if info.gt is None else 1e-3))
             case inspect.StrType():
                 return "a" * max(info.min_length or 0, draw.randrange(3))
             case inspect.BytesType():
-                return draw.randbytes(draw.choice((0, 16)))
+                return draw.randbytes(max(info.min_length or 0, draw.choice((0, 16))))
             case inspect.EnumType(cls=cls):
                 return draw.choice([member.value for member in cls])
             case inspect.LiteralType(values=values):
@@ -139,6 +138,12 @@ class MessageFuzzer:
         known = self._known.get(field.encode_name)
         value = self._make(field.type) if known is None else known(self._random)
         return value.value if isinstance(value, enum.Enum) else value
+
+
+def _limits_of(info: inspect.IntType) -> tuple[int, int]:
+    least = info.ge if info.ge is not None else info.gt + 1 if info.gt is not None else -(2**62)
+    most = info.le if info.le is not None else info.lt - 1 if info.lt is not None else 2**62
+    return least, most
 
 
 def _find_entries(value: Any, entries: list[tuple[Any, Any]]) -> None:

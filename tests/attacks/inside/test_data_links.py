@@ -106,7 +106,7 @@ def test_a_handshake_is_refused_whatever_a_stranger_says_in_it(is_dialer: bool) 
     own, peer = Party("a", 1), Party("b", 1)
     type_, kind = (handshake._Challenge, 1) if is_dialer else (handshake._Answer, 2)
     known = {"purpose": lambda draw: draw.choice(("data link", "session")), "nonce": lambda draw: draw.randbytes(32)}
-    fuzzer = MessageFuzzer(type_, 1, known)
+    fuzzer, proofs = MessageFuzzer(type_, 1, known), MessageFuzzer(handshake._Proof, 2, {})
     num_answered = 0
     for _ in range(3000):
         frame = b"raypd" + bytes((handshake.PROTOCOL_VERSION, kind)) + fuzzer.make_hostile()
@@ -115,7 +115,7 @@ def test_a_handshake_is_refused_whatever_a_stranger_says_in_it(is_dialer: bool) 
                 acceptor = Acceptor(TRUST, Purpose.DATA_LINK, own)
                 assert len(acceptor.answer(frame)) <= handshake.MAX_MESSAGE_BYTES
                 num_answered += 1
-                acceptor.verify(b"raypd" + bytes((handshake.PROTOCOL_VERSION, 3)) + fuzzer.make_hostile())
+                acceptor.verify(b"raypd" + bytes((handshake.PROTOCOL_VERSION, 3)) + proofs.make_hostile())
             else:
                 Dialer(TRUST, Purpose.DATA_LINK, peer, own).prove(frame)
         except Untrusted:

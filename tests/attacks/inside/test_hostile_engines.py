@@ -114,7 +114,7 @@ async def test_an_ingress_outlives_every_message_of_an_engine(size: str) -> None
         ([encode(Taken())], "expected Hello"),
         ([HELLO, *[encode(Taken())] * 3], "it acknowledged more messages than were sent"),
         ([HELLO, TOO_LONG], MALFORMED),
-        ([HELLO, NOT_PARALLEL], "not equally long"),
+        ([HELLO, NOT_PARALLEL], "have different lengths"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

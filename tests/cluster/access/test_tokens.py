@@ -101,7 +101,9 @@ def test_a_file_that_cannot_be_used_changes_nothing(path: Path, caplog: pytest.L
     path.unlink()
     clock.now_s += 1.1
     assert tokens.find(SECRET) is not None
-    assert [record.message for record in caplog.records] == ["the tokens stay as they were"] * 3
+    assert [record.message for record in caplog.records] == [
+        "cannot read the token file: the earlier tokens stay valid"
+    ] * 3
 
 
 def test_what_runs_counts_over_a_change_of_the_file(path: Path) -> None:

@@ -105,7 +105,7 @@ async def test_a_model_without_a_tokenizer_gets_no_requests_and_the_others_do(
         await loader.load(broken)
     await loader.load_all([broken, replace(FIRST, version=3)])
     assert (2 in versions, 3 in versions) == (False, True)
-    assert "a model version gets no requests" in caplog.text
+    assert "a model version cannot be loaded, so it gets no requests" in caplog.text
     assert set(loader.errors) == {2}
     await loader.load(replace(FIRST, version=2))
     assert loader.errors == {}

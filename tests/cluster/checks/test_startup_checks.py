@@ -128,8 +128,8 @@ async def test_an_ingress_waits_a_moment_for_the_port_of_the_one_before_it() -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ingress = IngressConfig.model_validate({"port": taken.getsockname()[1], "http": None})
         with pytest.raises(InvalidConfig, match=r"node .*another process listens there already"):
-            await refuse_bad_node(ingress, patience_s=0.0)
-        waiting = asyncio.create_task(refuse_bad_node(ingress, patience_s=60.0))
+            await refuse_bad_node(ingress, port_timeout_s=0.0)
+        waiting = asyncio.create_task(refuse_bad_node(ingress, port_timeout_s=60.0))
         await asyncio.sleep(0)
     await waiting
 

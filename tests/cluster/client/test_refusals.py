@@ -18,7 +18,7 @@ import yaml
 from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token, make_token
 from cluster.client import CallFailed, Credentials, GenerateClient
-from cluster.client.retry_limits import Patience
+from cluster.client.retry_limits import RetryPolicy
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 from tests.cluster.serving_setup import grpc_settings, make_ingress_server, make_pair
 
@@ -170,4 +170,4 @@ async def test_closing_the_client_ends_its_streams(first: ScriptedIngress) -> No
 
 
 def test_the_waits_are_those_that_are_documented() -> None:
-    assert Patience() == Patience(recovery_timeout_s=60.0, overload_timeout_s=30.0)
+    assert RetryPolicy() == RetryPolicy(recovery_timeout_s=60.0, overload_timeout_s=30.0)

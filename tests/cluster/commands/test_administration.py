@@ -138,7 +138,7 @@ async def _update(
 ) -> str:
     monkeypatch.setattr(admin_commands, "GenerateClient", lambda address: _UpdatedClient(answers))
     monkeypatch.setattr(admin_commands, "_POLL_INTERVAL_S", 0.001)
-    monkeypatch.setattr(update_progress, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(update_progress, "_NO_PLACE_TIMEOUT_S", 0.05)
     output = StringIO()
     console = Console(file=output, width=200)
     await admin_commands.update("an-ingress:1", console, "/new", wait_s=wait_s, timeout_s=1)

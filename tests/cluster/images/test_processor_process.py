@@ -1,4 +1,4 @@
-"""The process that works on images may do what it likes: its ingress goes on.
+"""The process that prepares images may fail in any way: its ingress goes on.
 
 Tests of cluster/images/errors.py, cluster/images/processor_child.py, cluster/settings/images.py.
 """
@@ -67,7 +67,7 @@ async def test_a_process_that_does_not_start_is_no_fault_of_the_image(caplog: py
     processors = ImageProcessors(Path("/nowhere"), ImageConfig(), (sys.executable, "-c", "raise SystemExit(1)"))
     with pytest.raises(ImagesUnavailable, match="does not start"):
         await processors.process(b"a")
-    assert "no image can be worked on" in caplog.text
+    assert "images cannot be processed" in caplog.text
     processors.close()
 
 

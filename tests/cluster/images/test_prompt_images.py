@@ -47,7 +47,7 @@ def in_process() -> Iterator[None]:
 
 def processor_of(directory: Path, limits: ImageConfig = LIMITS) -> InputProcessor:
     description = ModelDescription("m", max_model_len=200, vocab_size=392, eos_token_ids=(0,))
-    tokenizer = ModelTokenizer.from_directory(directory)
+    tokenizer = ModelTokenizer.from_directory(directory, use_fastokens=True)
     return InputProcessor(description, tokenizer, images=open_prompt_images(directory, limits))
 
 

@@ -83,14 +83,14 @@ VIEW = ClusterView(
         ),
         EngineView("prefill-1", 1, "prefill", "starting", model_version=2),
     ),
-    requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2, num_moves=1),),
+    requests=(RequestView("r1", NOW_S - 12, "decode", "prefill-0", "decode-0", 40, 5, 2, num_migrations=1),),
     controller=ControllerView(decisions=(Decision(NOW_S - 30, "start prefill-1, incarnation 1: its slot is empty"),)),
     models=(
         ModelView(1, "checkpoints/old", num_engines=2, num_requests=1),
         ModelView(2, "checkpoints/new", last_error="no tokenizer can be loaded"),
     ),
     refused_pairs=(RefusedPair("prefill-0", "decode-1", "dtype: 'float32' at prefill-0, 'bfloat16' at decode-1"),),
-    num_moves=3,
+    num_migrations=3,
 )
 
 
@@ -125,8 +125,12 @@ def test_every_number_has_its_place() -> None:
     assert engine.transfers.dropped_messages == {"another attempt": 5}
     assert (engine.links[0].state, engine.links[0].idle_seconds, engine.links[0].end) == ("dead", 4, "producer")
     assert engine.stores.saved_blocks == 9
-    assert (engine.guesses.drafts, engine.guesses.guessed_tokens, engine.guesses.accepted_tokens) == (50, 90, 63)
-    assert list(engine.guesses.accepted_by_place) == [44, 19]
+    assert (engine.spec_decoding.drafts, engine.spec_decoding.draft_tokens, engine.spec_decoding.accepted_tokens) == (
+        50,
+        90,
+        63,
+    )
+    assert list(engine.spec_decoding.accepted_tokens_per_pos) == [44, 19]
     images = engine.embeddings
     assert (images.received, images.failed, images.sent, images.not_sent) == (41, 12, 17, 19)
     adapters = engine.adapters
@@ -134,7 +138,7 @@ def test_every_number_has_its_place() -> None:
     assert (adapters.failed_loads, adapters.evictions) == (3, 6)
     assert not status.engines[1].HasField("load")
     assert status.requests[0].age_seconds == 12
-    assert (status.requests[0].moves, status.moves) == (1, 3)
+    assert (status.requests[0].migrations, status.migrations) == (1, 3)
     assert status.decisions[0].age_seconds == 30
 
 
@@ -155,7 +159,7 @@ def test_tables_show_all_of_it() -> None:
         "cut",
         "r1",
         "100.0 ms",
-        "moves",
+        "migrations",
         "migrations 3",
     ):
         assert word in text, word

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -148,3 +149,16 @@ class _Starter:
 
     def remote(self, *arguments: Any) -> FakeActor:
         return self._fake.start(self._name, *arguments)
+
+
+def nodes_of(
+    monkeypatch: Any, *, own: str, alive: Collection[str] = (), dead: Collection[str] = ()
+) -> Callable[[], list[dict[str, Any]]]:
+    """Return a function in place of ray.nodes(), with nodes of these ids. own: the id of this process's node"""
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: own))
+    return lambda: [_node(name, name in alive) for name in (*alive, *dead)]
+
+
+def _node(node_id: str, is_alive: bool) -> dict[str, Any]:
+    address = {"NodeManagerAddress": f"10.0.0.{ord(node_id)}", "NodeManagerHostname": node_id}
+    return {"NodeID": node_id, "Alive": is_alive, "Resources": {}, "Labels": {}, **address}

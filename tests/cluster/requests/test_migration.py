@@ -23,8 +23,8 @@ ROOMY = Target(("d1", 7), block_size=16, num_blocks=100, num_free_blocks=60, num
         pytest.param(replace(REQUEST, num_wait_steps=5), ROOMY, True, id="a step sooner there"),
         pytest.param(replace(REQUEST, num_tokens=256 * 2, num_wait_steps=6), ROOMY, False, id="much to bring"),
         pytest.param(replace(REQUEST, num_tokens=256 * 2, num_wait_steps=7), ROOMY, True, id="much to bring, a wait"),
-        pytest.param(replace(REQUEST, num_moves=2), ROOMY, True, id="its third move"),
-        pytest.param(replace(REQUEST, num_moves=3), ROOMY, False, id="it has moved enough"),
+        pytest.param(replace(REQUEST, num_migrations=2), ROOMY, True, id="its third migration"),
+        pytest.param(replace(REQUEST, num_migrations=3), ROOMY, False, id="it has migrated enough"),
         # 160 tokens and the next one are 11 blocks; 10 have to be free beside them.
         pytest.param(REQUEST, replace(ROOMY, num_free_blocks=21), True, id="just enough room"),
         pytest.param(REQUEST, replace(ROOMY, num_free_blocks=20), False, id="its own requests would lack blocks soon"),

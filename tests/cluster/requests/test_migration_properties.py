@@ -37,7 +37,7 @@ class Story:
     asked: list[tuple[FakeEngine, EngineCoreRequest]] = field(default_factory=list)
     positions: dict[str, int] = field(default_factory=dict)
     num_dead: int = 0
-    num_moves: int = 0
+    num_migrations: int = 0
     failure: BaseException | None = None
 
     async def settle(self) -> None:
@@ -107,7 +107,7 @@ async def tell_story(turns: list[tuple[str, int, bool]], *, leaves: bool) -> Sto
             story.tell("token", engine, request)
     assert reading.done(), "it hangs"
     [story.failure] = await asyncio.gather(reading, return_exceptions=True)
-    story.num_moves = serving.num_moves
+    story.num_migrations = serving.num_migrations
     assert serving.num_requests_in_flight == 0
     return story
 
@@ -129,4 +129,4 @@ def test_every_token_comes_once_and_nothing_is_left(turns: list[tuple[str, int, 
         # One engine's death ends nothing; but both that had it may have given it up.
         assert isinstance(story.failure, EngineFailed)
         assert "no room" in str(story.failure)
-    event(f"{story.num_moves} moves, {story.num_dead} deaths, {type(story.failure).__name__}")
+    event(f"{story.num_migrations} migrations, {story.num_dead} deaths, {type(story.failure).__name__}")

@@ -90,14 +90,14 @@ async def test_a_preempted_request_goes_on_where_there_is_room(caplog: pytest.Lo
     assert there.request_id != here.request_id
     assert first.aborted == [], "what it has there stays until it has been fetched"
     [view] = cluster.serving.requests_in_flight()
-    assert (view.decode_engine, view.attempt, view.num_moves) == ("d0", 1, 0)
+    assert (view.decode_engine, view.attempt, view.num_migrations) == ("d0", 1, 0)
 
     second.send(there, 2, "c")
     await settle()
     assert first.aborted == [here.request_id]
     [view] = cluster.serving.requests_in_flight()
-    assert (view.decode_engine, view.attempt, view.num_moves) == ("d1", 1, 1)
-    assert cluster.serving.num_moves == 1
+    assert (view.decode_engine, view.attempt, view.num_migrations) == ("d1", 1, 1)
+    assert cluster.serving.num_migrations == 1
     second.send(there, 3, "d", finish_reason=LENGTH)
     chunks = await answer
     assert text_of(chunks) == "abcd"
@@ -105,7 +105,7 @@ async def test_a_preempted_request_goes_on_where_there_is_room(caplog: pytest.Lo
     assert chunks[-1].end is not None
     timings = chunks[-1].end.timings
     assert (timings.prefill and timings.prefill.engine_id, timings.decode.engine_id) == ("p0", "d1")
-    assert cluster.serving.num_moves == 1
+    assert cluster.serving.num_migrations == 1
     cluster.assert_over()
     [record] = [record for record in caplog.records if record.message == "a preempted request migrates"]
     assert record.levelno == logging.INFO
@@ -121,7 +121,7 @@ async def test_the_engine_that_had_it_keeps_it_if_it_is_quicker() -> None:
     second.send(there, 2, "x")
     first.send(here, 3, "d", finish_reason=LENGTH)
     assert text_of(await answer) == "abcd"
-    assert cluster.serving.num_moves == 0
+    assert cluster.serving.num_migrations == 0
     cluster.assert_over()
 
 
@@ -167,7 +167,7 @@ async def test_a_target_that_refuses_costs_nothing() -> None:
     await settle()
     cluster.decodes[0].send(here, 2, "c", finish_reason=LENGTH)
     assert text_of(await answer) == "abc"
-    assert cluster.serving.num_moves == 0
+    assert cluster.serving.num_migrations == 0
     cluster.assert_over()
 
 
@@ -236,7 +236,7 @@ async def test_an_attempt_after_a_move_has_an_id_of_its_own_and_all_the_tokens()
     assert (resumed.attempt, resumed.output_token_ids) == (2, list(b"abc"))
     assert len({here.request_id, there.request_id, resumed.request_id}) == 3
     [view] = cluster.serving.requests_in_flight()
-    assert (view.attempt, view.num_moves) == (2, 1)
+    assert (view.attempt, view.num_migrations) == (2, 1)
     cluster.prefill.send(producer, 3, "d", finish_reason=LENGTH)
     assert text_of(await answer) == "abcd"
     cluster.assert_over()
@@ -259,7 +259,7 @@ async def test_a_request_moves_on_and_back_but_not_for_ever() -> None:
     assert cluster.decodes[1 - place].num_unfinished_requests == 0
     cluster.decodes[place].send(request, len(text), "!", finish_reason=LENGTH)
     assert text_of(await answer) == "abxxx!"
-    assert cluster.serving.num_moves == 3
+    assert cluster.serving.num_migrations == 3
     cluster.assert_over()
 
 

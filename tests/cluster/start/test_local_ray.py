@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
 
 import grpc
 import pytest
@@ -14,6 +17,7 @@ import ray
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
 from cluster.start import local_ray
+from cluster.start.ray_directory import RayDirectory
 
 
 class _Head(grpc.GenericRpcHandler):
@@ -120,3 +124,21 @@ def test_a_head_that_does_not_take_us_is_said_with_its_reason(
         pytest.raises(CannotStart, match=f"{address} cannot be joined: Version mismatch: 2.59{advice}"),
     ):
         _connect(address)
+
+
+def test_a_ray_that_cannot_start_here_is_an_error_in_words_and_its_logs_are_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def time_out(**options: object) -> None:
+        raise Exception("The current node timed out during startup. The raylet failed to startup.")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(local_ray, "RayDirectory", lambda: RayDirectory(tmp_path))
+    monkeypatch.setattr(ray, "init", time_out)
+    with (
+        patch.dict(os.environ),
+        pytest.raises(CannotStart, match=r"^Ray cannot be started on this machine .*: The current node timed out"),
+    ):
+        local_ray.connect(ClusterConfig())
+    assert [record.message for record in caplog.records] == ["the logs of the local Ray cluster are kept"]
+    assert len(list(tmp_path.iterdir())) == 1

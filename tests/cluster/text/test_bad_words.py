@@ -16,7 +16,7 @@ from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 
 @pytest.fixture(scope="module")
 def tokenizer(checkpoint: Callable[[str], Path]) -> ModelTokenizer:
-    return ModelTokenizer.from_directory(checkpoint("llama"))
+    return ModelTokenizer.from_directory(checkpoint("llama"), use_fastokens=True)
 
 
 def ids(tokenizer: ModelTokenizer, text: str) -> tuple[int, ...]:

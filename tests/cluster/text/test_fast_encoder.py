@@ -87,18 +87,18 @@ def test_every_text_has_the_tokens_that_the_tokenizers_library_makes(
     kind: str, text: str, begin: str, end: str
 ) -> None:
     reference = tokenizer_of_kind(kind)
-    tokenizer = ModelTokenizer(reference)
+    tokenizer = ModelTokenizer(reference, use_fastokens=True)
     for one in (text, f"{begin}{text}", f"{begin}{text}{end}"):
         assert _is_alike(tokenizer, reference, one)
 
 
 def test_byte_level_tokenizers_are_encoded_by_fastokens(reference: Tokenizer) -> None:
-    assert ModelTokenizer(reference).why_not_fast == ""
+    assert ModelTokenizer(reference, use_fastokens=True).why_not_fast == ""
 
 
 @pytest.mark.parametrize("kind", SENTENCEPIECE)
 def test_those_of_sentencepiece_are_not_as_it_takes_names_of_bytes_in_a_text_for_bytes(kind: str) -> None:
-    tokenizer = ModelTokenizer(tokenizer_of_kind(kind))
+    tokenizer = ModelTokenizer(tokenizer_of_kind(kind), use_fastokens=True)
     assert tokenizer.why_not_fast.startswith("fastokens makes other tokens of ")
     assert _is_alike(tokenizer, tokenizer_of_kind(kind), "<0x41>")
 
@@ -209,7 +209,7 @@ def test_one_that_makes_other_tokens_is_not_used(slip: str, monkeypatch: pytest.
     made = fastokens.Tokenizer.from_json_str(json.dumps(description))
     _pretend(monkeypatch, lambda _: made)
 
-    tokenizer = ModelTokenizer(tokenizer_of_kind(kind))
+    tokenizer = ModelTokenizer(tokenizer_of_kind(kind), use_fastokens=True)
 
     assert tokenizer.why_not_fast.startswith("fastokens makes other tokens of ")
     text = "It's 1234  naïve <think> tools.\n"
@@ -229,7 +229,7 @@ def test_a_kind_that_fastokens_does_not_know_is_left_to_the_tokenizers_library()
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.normalizer = normalizers.Lowercase()
 
-    tokenizer = ModelTokenizer(backend)
+    tokenizer = ModelTokenizer(backend, use_fastokens=True)
 
     assert tokenizer.why_not_fast.startswith("fastokens does not support it: ")
     assert tokenizer.encode("One two three") == [0, 1, 2]
@@ -247,7 +247,9 @@ def test_it_is_not_used_where_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatc
 
 def test_a_tokenizer_that_fails_itself_is_left_alone() -> None:
     backend = Tokenizer(models.BPE(vocab={"a": 0}, merges=[], unk_token="<unk>"))
-    assert ModelTokenizer(backend).why_not_fast.startswith("the tokenizers library itself fails at ")
+    assert ModelTokenizer(backend, use_fastokens=True).why_not_fast.startswith(
+        "the tokenizers library itself fails at "
+    )
 
 
 def test_a_text_that_it_fails_at_is_encoded_all_the_same() -> None:

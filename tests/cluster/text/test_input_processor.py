@@ -43,7 +43,9 @@ def _template(messages: list[dict[str, JSON]], variables: dict[str, JSON]) -> st
 
 
 def _processor(model: ModelDescription = MODEL, limits: InputLimits = SMALL_LIMITS) -> InputProcessor:
-    return InputProcessor(model, ModelTokenizer(byte_tokenizer(), _template), limits, clock=lambda: 1000.0)
+    return InputProcessor(
+        model, ModelTokenizer(byte_tokenizer(), _template, use_fastokens=True), limits, clock=lambda: 1000.0
+    )
 
 
 async def test_a_request_with_nothing_but_a_prompt_gets_the_defaults() -> None:
@@ -187,7 +189,9 @@ async def test_a_prompt_can_be_tokenized_that_has_no_room_in_the_context() -> No
 
 
 async def test_text_whose_tokens_the_model_does_not_have_is_refused() -> None:
-    processor = InputProcessor(replace(MODEL, vocab_size=ord("y")), ModelTokenizer(byte_tokenizer()))
+    processor = InputProcessor(
+        replace(MODEL, vocab_size=ord("y")), ModelTokenizer(byte_tokenizer(), use_fastokens=True)
+    )
 
     await processor.process(GenerateRequest(prompt=TextPrompt("xx")))
     with pytest.raises(InvalidRequest, match=r"text is \[120, 121\]; allowed: token ids from 0 to 120"):
@@ -200,11 +204,13 @@ async def test_tokens_that_only_a_tokenizers_template_knows_are_found_too() -> N
     backend.post_processor = TemplateProcessing(single="<other> $A", special_tokens=special_tokens)
 
     with pytest.raises(InvalidRequest, match=rf"text is \[{VOCAB_SIZE}, 120\]; allowed: token ids from 0 to"):
-        await InputProcessor(MODEL, ModelTokenizer(backend)).process(GenerateRequest(prompt=TextPrompt("x")))
+        await InputProcessor(MODEL, ModelTokenizer(backend, use_fastokens=True)).process(
+            GenerateRequest(prompt=TextPrompt("x"))
+        )
 
 
 async def test_a_conversation_needs_a_chat_template() -> None:
-    processor = InputProcessor(MODEL, ModelTokenizer(byte_tokenizer()))
+    processor = InputProcessor(MODEL, ModelTokenizer(byte_tokenizer(), use_fastokens=True))
 
     with pytest.raises(InvalidRequest, match="no chat template"):
         await processor.process(GenerateRequest(prompt=ChatPrompt([ChatMessage("user", "hi")])))

@@ -30,7 +30,7 @@ def _saved(directory: Path, template: str | None = None) -> Path:
 
 
 def test_a_prompt_is_never_truncated(tmp_path: Path) -> None:
-    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path))
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path), use_fastokens=True)
 
     assert tokenizer.encode("longer than four") == list(b"longer than four")
 
@@ -63,7 +63,7 @@ def test_it_is_the_tokenizer_that_transformers_takes_for_the_model(
     expected = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True).backend_tokenizer
     expected.no_truncation()
 
-    assert ModelTokenizer.from_directory(tmp_path).backend.to_str() == expected.to_str()
+    assert ModelTokenizer.from_directory(tmp_path, use_fastokens=True).backend.to_str() == expected.to_str()
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -84,7 +84,7 @@ def test_a_models_configuration_is_only_loaded_where_the_tokenizer_does_not_name
     if not named:
         (tmp_path / "tokenizer_config.json").unlink()
 
-    ModelTokenizer.from_directory(tmp_path)
+    ModelTokenizer.from_directory(tmp_path, use_fastokens=True)
     assert loaded == ([] if named else [tmp_path])
 
 
@@ -96,7 +96,7 @@ def test_what_is_too_much_is_cut_as_transformers_cuts_it(special: tuple[str, str
         backend.post_processor = processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=[("<eos>", EOS_TOKEN_ID)]
         )
-    tokenizer = ModelTokenizer(Tokenizer.from_str(backend.to_str()))
+    tokenizer = ModelTokenizer(Tokenizer.from_str(backend.to_str()), use_fastokens=True)
     expected = PreTrainedTokenizerFast(tokenizer_object=backend)  # type: ignore[no-untyped-call]  # as above
     texts = ["abcdefg"[:length] for length in range(1, 8)]
     for first, second in product(texts, [None, *texts]):
@@ -107,14 +107,14 @@ def test_what_is_too_much_is_cut_as_transformers_cuts_it(special: tuple[str, str
 
 
 def test_a_conversation_is_rendered_by_the_models_template(tmp_path: Path) -> None:
-    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE))
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE), use_fastokens=True)
 
     assert tokenizer.has_chat_template
     assert bytes(tokenizer.encode_chat(ChatPrompt([ChatMessage("user", "hi")]))) == b"user: hi\nassistant:"
 
 
 def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
-    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE))
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE), use_fastokens=True)
 
     with pytest.raises(ChatTemplateError, match="no system"):
         tokenizer.encode_chat(ChatPrompt([ChatMessage("system", "be nice")]))
@@ -126,7 +126,7 @@ def test_a_template_sees_tools_variables_and_further_fields(tmp_path: Path) -> N
         "{% for message in messages %}{{ message.name }}: {{ message.content }}{% endfor %}"
         "{% if add_generation_prompt %}|{% endif %}"
     )
-    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, template))
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, template), use_fastokens=True)
     messages = [ChatMessage("user", "hi", {"name": "Ann"})]
     tools: list[JSON] = [{"type": "function", "function": {"name": "look_up"}}]
 
@@ -137,14 +137,14 @@ def test_a_template_sees_tools_variables_and_further_fields(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("variables", [{"chat_template": "{{ 1 }}"}, {"tokenize": True}, {"messages": []}])
 def test_a_request_cannot_take_over_the_rendering(tmp_path: Path, variables: dict[str, JSON]) -> None:
-    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE))
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, TEMPLATE), use_fastokens=True)
 
     with pytest.raises(ChatTemplateError, match=next(iter(variables))):
         tokenizer.encode_chat(ChatPrompt([ChatMessage("user", "hi")], variables=variables))
 
 
 def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
-    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path))
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path), use_fastokens=True)
 
     assert not tokenizer.has_chat_template
     with pytest.raises(ChatTemplateError, match="no chat template"):
@@ -153,12 +153,12 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
 
 def test_a_directory_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerUnusable, match="no tokenizer can be loaded"):
-        ModelTokenizer.from_directory(tmp_path)
+        ModelTokenizer.from_directory(tmp_path, use_fastokens=True)
 
 
 def test_a_template_may_look_at_documents(tmp_path: Path) -> None:
     template = "{% for document in documents %}[{{ document.text }}]{% endfor %}"
-    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, template))
+    tokenizer = ModelTokenizer.from_directory(_saved(tmp_path, template), use_fastokens=True)
     prompt = ChatPrompt([ChatMessage("user", "hi")], variables={"documents": [{"text": "one"}, {"text": "two"}]})
 
     assert bytes(tokenizer.encode_chat(prompt)) == b"[one][two]"

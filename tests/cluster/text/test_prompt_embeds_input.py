@@ -26,7 +26,7 @@ PROMPT = EmbedsPrompt(VALUES.tobytes(), num_tokens=2, hidden_size=WIDTH, dtype="
 
 
 def processor(model: ModelDescription = MODEL, limits: InputLimits | None = None) -> InputProcessor:
-    return InputProcessor(model, ModelTokenizer(byte_tokenizer()), limits)
+    return InputProcessor(model, ModelTokenizer(byte_tokenizer(), use_fastokens=True), limits)
 
 
 def with_value(prompt: EmbedsPrompt, item: bytes, place: int) -> EmbedsPrompt:

@@ -78,7 +78,7 @@ def rss_mib():
 
 async def main():
     give_back_large_blocks()
-    tokenizer = ModelTokenizer.from_directory(Path(cluster.__file__).parent / "demo_model")
+    tokenizer = ModelTokenizer.from_directory(Path(cluster.__file__).parent / "demo_model", use_fastokens=True)
     assert not tokenizer.why_not_fast
     generator = random.Random(1)
 

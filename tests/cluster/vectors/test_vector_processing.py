@@ -30,7 +30,7 @@ LIMITS = InputLimits(max_inputs=4, max_prompt_chars=100)
 
 def processor_of(facts: PoolingFacts | None = EMBEDS, *, generates: bool = True) -> InputProcessor:
     model = replace(MODEL, pooling=facts, generates=generates)
-    return InputProcessor(model, ModelTokenizer(byte_tokenizer()), LIMITS)
+    return InputProcessor(model, ModelTokenizer(byte_tokenizer(), use_fastokens=True), LIMITS)
 
 
 async def violations_of(request: AnyVectorRequest, facts: PoolingFacts | None = EMBEDS) -> dict[str, str]:

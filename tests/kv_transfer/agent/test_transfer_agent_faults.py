@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Cancel, Finished, Hello, Ready, decode
-from kv_transfer.layout import KVCacheLayout
+from kv_transfer.layout import KeyOrder, KVCacheLayout
 from kv_transfer.links import link_table as links
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
@@ -167,8 +167,12 @@ def test_what_an_earlier_attempt_says_is_dropped_at_both_ends() -> None:
         (replace(LAYOUT, num_layers=3), "num_layers: 3 at the consumer, 2 at the producer"),
         (replace(LAYOUT, num_kv_heads=1), "num_kv_heads of all ranks: 1 at the consumer, 2 at the producer"),
         (replace(LAYOUT, head_dim=4), "head_dim: 4 at the consumer, 8 at the producer"),
+        (
+            replace(LAYOUT, key_order=KeyOrder.TRANSPOSED),
+            "order of keys: 'transposed' at the consumer, 'plain' at the producer",
+        ),
     ],
-    ids=["model", "dtype", "block size", "layers", "heads", "head_dim"],
+    ids=["model", "dtype", "block size", "layers", "heads", "head_dim", "order of keys"],
 )
 def test_an_unlike_layout_is_refused_with_both_values(consumer_layout: KVCacheLayout, says: str) -> None:
     with connected_pair("loopback", consumer_layout=consumer_layout) as pair:
@@ -199,5 +203,6 @@ def check_that_it_is_refused(pair: Pair, says: str) -> None:
 def test_the_first_word_of_an_earlier_version_can_be_read_to_be_refused() -> None:
     hello = Hello(1, "decode-0", 5, "prefill-0", 3, "tcp", LAYOUT)
     fields = {"type": "hello", **msgspec.structs.asdict(hello)}
-    del fields["checksum"], fields["is_on_gpu"]
+    fields["layout"] = layout = asdict(LAYOUT)
+    del fields["checksum"], fields["is_on_gpu"], layout["key_order"], layout["further_groups"]
     assert decode(msgspec.msgpack.encode(fields)) == hello

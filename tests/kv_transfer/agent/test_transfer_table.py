@@ -171,3 +171,15 @@ def test_a_cancel_without_an_answer_closes_the_link_once_and_reports_when_it_is_
 
     table.on_link_dead(link)
     assert Reported.of(table.take_output(num_links=0)).finished_recving["r"].outcome is LoadOutcome.CANCELLED
+
+
+def test_a_second_transfer_under_one_key_is_a_bug_at_either_end() -> None:
+    producer, key = Producer(), TransferKey.of_handoff("r")
+    tickets = [KVTransferParams(transfer_id, 0, TransferRole.PRODUCER, DECODE) for transfer_id in ("t", "u")]
+    with pytest.raises(AssertionError, match=r"a second transfer under one key: r \(handoff\)"):
+        producer.table.on_step(KVConnectorMetadata(new_producers=tuple((key, ticket, 8) for ticket in tickets)), 0.0)
+
+    loads = [KVTransferParams(transfer_id, 0, TransferRole.CONSUMER, DECODE) for transfer_id in ("v", "w")]
+    reservations = tuple(Reservation(key, ticket, (1, 2), 0, 8) for ticket in loads)
+    with pytest.raises(AssertionError, match=r"a second load under one key: r \(handoff\)"):
+        producer.table.on_step(KVConnectorMetadata(reservations=reservations), 0.0)

@@ -9,12 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello
-from kv_transfer.layout import KVCacheLayout
+from kv_transfer.layout import KeyOrder, KVCacheLayout, KVGroup
 from kv_transfer.links.link_compatibility import PairingFacts, find_mismatch
 from kv_transfer.links.peer_link import find_disagreement
 from tests.kv_transfer.connected_workers import LAYOUT
 
 FACTS = PairingFacts.of_rank(LAYOUT, "tcp", checksum=False, is_on_gpu=False)
+TRANSPOSED = replace(FACTS, key_order=KeyOrder.TRANSPOSED)
+GROUP = KVGroup(num_layers=2, num_kv_heads=1, key_size=576, value_size=0, dtype="float32")
 ON_GPU = replace(FACTS, transport="nccl", is_on_gpu=True)
 
 
@@ -29,6 +31,7 @@ def mismatch(one: PairingFacts, other: PairingFacts) -> str | None:
         (FACTS, replace(FACTS, block_size=8)),
         (FACTS, replace(FACTS, block_size=1)),
         (ON_GPU, ON_GPU),
+        (TRANSPOSED, TRANSPOSED),
     ],
 )
 def test_like_engines_are_a_pair_and_on_cpus_block_sizes_may_be_multiples(
@@ -57,6 +60,17 @@ def test_numbers_of_blocks_and_of_ranks_are_each_engines_own_affair() -> None:
         (FACTS, replace(FACTS, num_layers=3), "num_layers: 2 at prefill-0, 3 {}"),
         (FACTS, replace(FACTS, head_dim=16), "head_dim: 8 at prefill-0, 16 {}"),
         (FACTS, replace(FACTS, block_size=6), "block_size, not a multiple: 4 at prefill-0, 6 {}"),
+        (FACTS, TRANSPOSED, "order of keys: 'plain' at prefill-0, 'transposed' {}"),
+        (
+            TRANSPOSED,
+            replace(TRANSPOSED, block_size=8),
+            "block_size: 4 at prefill-0, 8 {}, which only engines with cache.key_order plain may have",
+        ),
+        (
+            FACTS,
+            replace(FACTS, further_groups=(GROUP,)),
+            f"further groups of layers: () at prefill-0, ({GROUP!r},) {{}}",
+        ),
         (
             ON_GPU,
             replace(ON_GPU, block_size=8),
@@ -84,6 +98,7 @@ LAYOUTS = st.builds(
     dtype=st.sampled_from(["float32", "float16"]),
     dtype_size_bytes=st.just(4),
     model_fingerprint=st.sampled_from("ab"),
+    key_order=st.sampled_from([*KeyOrder, "amx"]),
 )
 HELLOS = st.builds(
     Hello,

@@ -32,7 +32,7 @@ def report(connector: SchedulerSide, request_id: str) -> None:
 
 def test_a_request_without_a_ticket_is_none_of_its_business() -> None:
     connector = new_connector()
-    assert connector.get_num_new_matched_tokens("r", 4) == (0, False)
+    assert connector.get_num_new_matched_tokens("r", 4) == 0
     assert not connector.request_finished("r", ProducerEnd.ABORTED)
     assert connector.build_connector_meta([]).is_empty()
 
@@ -40,9 +40,9 @@ def test_a_request_without_a_ticket_is_none_of_its_business() -> None:
 def test_a_producer_waits_for_ready() -> None:
     connector = new_connector()
     connector.on_new_request("r", PRODUCER, 10)
-    assert connector.get_num_new_matched_tokens("r", 0) == (None, False)
+    assert connector.get_num_new_matched_tokens("r", 0) is None
     connector.update_connector_output(output_of(ready_to_prefill={"r", "unknown"}))
-    assert connector.get_num_new_matched_tokens("r", 0) == (0, False)
+    assert connector.get_num_new_matched_tokens("r", 0) == 0
 
 
 def test_metadata_is_passed_down_once() -> None:
@@ -64,7 +64,7 @@ def test_a_consumer_loads_what_is_not_here(num_local_tokens: int, num_local_bloc
     connector = new_connector()
     connector.on_new_request("c", CONSUMER, 10)
     assert connector.build_connector_meta([]).is_empty(), "nothing is reserved yet"
-    assert connector.get_num_new_matched_tokens("c", num_local_tokens) == (10 - num_local_tokens, True)
+    assert connector.get_num_new_matched_tokens("c", num_local_tokens) == 10 - num_local_tokens
     connector.update_state_after_alloc("c", [7, 8, 9], num_local_tokens)
     reservation = Reservation(TransferKey.of_handoff("c"), CONSUMER, (7, 8, 9), num_local_blocks, 10)
     assert connector.build_connector_meta([]) == KVConnectorMetadata(reservations=(reservation,))
@@ -75,9 +75,9 @@ def test_so_many_loads_are_in_transfer_and_no_more() -> None:
     reserve(connector, "a")
     reserve(connector, "b")
     connector.on_new_request("c", CONSUMER, 10)
-    assert connector.get_num_new_matched_tokens("c", 0) == (None, False)
+    assert connector.get_num_new_matched_tokens("c", 0) is None
     report(connector, "a")
-    assert connector.get_num_new_matched_tokens("c", 0) == (10, True)
+    assert connector.get_num_new_matched_tokens("c", 0) == 10
 
 
 def test_a_finished_load_still_counts_until_its_report() -> None:
@@ -85,10 +85,10 @@ def test_a_finished_load_still_counts_until_its_report() -> None:
     reserve(connector, "a")
     assert connector.request_finished("a", ProducerEnd.ABORTED)
     connector.on_new_request("b", CONSUMER, 10)
-    assert connector.get_num_new_matched_tokens("b", 0) == (None, False)
+    assert connector.get_num_new_matched_tokens("b", 0) is None
     report(connector, "a")
     report(connector, "a")
-    assert connector.get_num_new_matched_tokens("b", 0) == (10, True)
+    assert connector.get_num_new_matched_tokens("b", 0) == 10
 
 
 @pytest.mark.parametrize("end", list(ProducerEnd))
@@ -126,7 +126,7 @@ def test_a_consumer_that_ends_after_its_load_is_not_held() -> None:
     connector.build_connector_meta([])
     assert not connector.request_finished("c", ProducerEnd.ABORTED)
     assert connector.build_connector_meta([]).is_empty()
-    assert connector.get_num_new_matched_tokens("c", 0) == (0, False), "recomputed like any other"
+    assert connector.get_num_new_matched_tokens("c", 0) == 0, "recomputed like any other"
 
 
 def test_a_load_that_takes_too_long_is_cancelled_and_reported_once() -> None:

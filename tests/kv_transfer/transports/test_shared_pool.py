@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from kv_transfer.transports import shared_pool
-from kv_transfer.transports.shared_pool import allocate_shared_pool, open_pool
+from kv_transfer.transports.shared_pool import allocate_shared_pool, open_pool, take_other_pages
 from tests.kv_transfer.connected_workers import LAYOUT
 
 SIZE_BYTES = LAYOUT.num_blocks * LAYOUT.block_size_bytes
@@ -32,6 +33,60 @@ def test_a_new_pool_is_zeros_and_all_of_it_is_there(monkeypatch: pytest.MonkeyPa
         os.close(fd)
     assert (tuple(pool.shape), pool.dtype, pool.is_contiguous()) == (LAYOUT.shape, torch.float32, True)
     assert not pool.any()
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the first part of a pool, and the slices of the rest, one page each."""
+    monkeypatch.setattr(shared_pool, "_FIRST_BYTES", mmap.PAGESIZE)
+    monkeypatch.setattr(shared_pool, "_SLICE_BYTES", mmap.PAGESIZE)
+
+
+def num_pages(pool: torch.Tensor) -> int:
+    fd = open_pool(pool)
+    assert fd is not None
+    try:
+        return os.fstat(fd).st_blocks * 512 // mmap.PAGESIZE
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_the_pages_behind_the_first_ones_are_taken_later_and_what_is_written_meanwhile_stays() -> None:
+    pool = allocate_shared_pool(LAYOUT)
+    assert num_pages(pool) == 1 < SIZE_BYTES // mmap.PAGESIZE
+    pool[-1].fill_(7.0)
+
+    thread = take_other_pages(pool)
+    assert thread is not None
+    thread.join(30.0)
+
+    assert num_pages(pool) == -(-SIZE_BYTES // mmap.PAGESIZE)
+    assert bool((pool[-1] == 7.0).all())
+    assert not pool[:-1].any()
+
+
+@pytest.mark.usefixtures("small_slices")
+def test_a_lack_of_memory_for_later_pages_is_logged_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = allocate_shared_pool(LAYOUT)
+
+    def refuse(kv_cache: torch.Tensor, start: int, stop: int) -> bool:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr(shared_pool, "_take_pages", refuse)
+    thread = take_other_pages(pool)
+    assert thread is not None
+    thread.join(30.0)
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    assert "lower cache.kv_cache_memory_gib" in record.message
+
+
+def test_a_small_pool_and_one_in_no_file_have_no_pages_left_to_take() -> None:
+    assert take_other_pages(allocate_shared_pool(LAYOUT)) is None
+    assert take_other_pages(torch.zeros(LAYOUT.shape)) is None
 
 
 def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal() -> None:

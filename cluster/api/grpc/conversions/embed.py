@@ -29,7 +29,7 @@ async def embed_request_from_proto(message: embed_pb2.EmbedRequest, timeout_s: f
     """Read a client's request. timeout_s: how long the call may still take."""
     pooling: str | None = None
     if message.pooling != embed_pb2.POOLING_UNSPECIFIED:
-        # An unknown number is refused later, with the number as the pooling's name.
+        # An unknown number becomes the pooling's name, so that the later refusal shows the number.
         names = {number: name for name, number in _NUMBERS.items()}
         pooling = names.get(message.pooling, str(message.pooling))
     return EmbedRequest(
@@ -92,7 +92,7 @@ def score_result_to_proto(request_id: str, result: ScoreResult) -> embed_pb2.Sco
 
 
 def vectors_to_proto(facts: PoolingFacts) -> model_pb2.VectorDescription:
-    """Write what a model can be asked."""
+    """Write the facts about the vectors that a model gives."""
     return model_pb2.VectorDescription(
         embedding_size=facts.embedding_size,
         pooling=_NUMBERS[facts.pooling],

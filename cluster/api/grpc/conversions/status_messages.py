@@ -32,7 +32,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "EngineStatus.transfers": "stats.transfer_stats",
     "EngineStatus.links": "stats.transfer_stats.links",
     "EngineStatus.stores": "stats.store_stats",
-    "EngineStatus.guesses": "stats.spec_decoding_stats",
+    "EngineStatus.spec_decoding": "stats.spec_decoding_stats",
     "EngineStatus.adapters": "stats.adapter_stats",
     "EngineStatus.embeddings": "stats.embedding_stats",
     "EngineStatus.age_seconds": "stats_at_s",
@@ -49,8 +49,6 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "LinkStatus.end": "role",
     "LinkStatus.age_seconds": "opened_at_s",
     "LinkStatus.idle_seconds": "last_active_at_s",
-    "GuessStatus.guessed_tokens": "num_draft_tokens",
-    "GuessStatus.accepted_by_place": "num_accepted_tokens_per_pos",
     "RequestInFlight.age_seconds": "arrived_at_s",
 }
 

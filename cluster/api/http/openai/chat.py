@@ -100,6 +100,7 @@ class ChatAnswer:
         self._usage = UsageCount(max(1, self.request.n))
         # Readers are made when their choice begins, because Serving has not checked n yet.
         self._make_reader = functools.partial(ChatReader, body, tools, texts, config)
+        self._has_parser = tools.parser() is not None
         self._readers: dict[int, ChatReader] = {}
         self._parts: dict[int, list[Part]] = {}
         self._fingerprint: str | UnsetType = UNSET
@@ -108,13 +109,15 @@ class ChatAnswer:
         self._prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
     def events(self, index: int, chunk: GenerateChunk) -> Sequence[msgspec.Struct]:
-        """Return the events that a stream sends for a choice's next chunk; maybe none."""
+        """Return the events that a stream sends for a choice's next chunk: at least one if the chunk has tokens."""
         is_first = chunk.model_version is not None
         part = self._read(index, chunk)
         deltas = [Delta(role="assistant", content="")] if is_first else []
         deltas += map(_delta_of, part.pieces)
-        if not deltas and (part.logprobs or (self._has_token_ids and part.token_ids)):
-            deltas.append(Delta())
+        if not part.pieces and self._needs_delta(part):
+            # With a parser the delta has no content: "" would make the content of a message that only calls tools ""
+            # instead of null.
+            deltas.append(Delta() if self._has_parser else Delta(content=""))
         choices = [ChatChunkChoice(index, delta) for delta in deltas]
         if choices:
             choices[-1].logprobs = part.logprobs
@@ -130,6 +133,12 @@ class ChatAnswer:
         if self._counts_on and chunks:
             chunks[-1].usage = self._usage.usage
         return chunks
+
+    def _needs_delta(self, part: Part) -> bool:
+        """Whether a part without text needs a delta, because it has tokens, log-probabilities or ids to show."""
+        if part.finish_reason is None:
+            return bool(part.token_ids)
+        return bool(part.logprobs or (self._has_token_ids and part.token_ids))
 
     def last_events(self) -> list[msgspec.Struct]:
         """Return the events that a stream sends at its end: the usage, if it was asked for."""

@@ -89,7 +89,7 @@ def _tool_call(call: ToolCall) -> JSON:
 
 
 def _arguments(text: str) -> JSON:
-    """Return a call's arguments as an object, over which templates iterate; as they are if they are no JSON object."""
+    """Return a call's arguments as an object, over which templates iterate; unchanged if they are no JSON object."""
     try:
         value: JSON = json.loads(text)
     except (ValueError, RecursionError):

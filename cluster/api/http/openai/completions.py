@@ -41,7 +41,7 @@ class CompletionAnswer:
         sampling = sampling_of(
             body,
             form,
-            # An engine makes at least one token, which is not shown.
+            # An engine generates at least one token; an answer that only echoes the prompt leaves this token out.
             max_tokens=1 if self._is_echo_alone else max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=_num_prompt_logprobs(body),
@@ -65,9 +65,13 @@ class CompletionAnswer:
         self._fingerprint = ""
 
     def events(self, index: int, chunk: GenerateChunk) -> Sequence[msgspec.Struct]:
-        """Return the events that a stream sends for a choice's next chunk; maybe none."""
+        """Return the event that a stream sends for a choice's next chunk; none if the chunk has nothing to show.
+
+        Tokens whose text is held back have an event with an empty text, so that a client sees when they came.
+        """
         choice = self._read(index, chunk)
-        if not (choice.text or choice.finish_reason or choice.logprobs or choice.token_ids):
+        has_tokens = bool(chunk.token_ids) and not self._is_echo_alone
+        if not (choice.text or choice.finish_reason or choice.logprobs or has_tokens):
             return []
         completion = self._completion([choice])
         if self._counts_on:

@@ -78,7 +78,8 @@ class CompletionLogprobsWriter:
         result.text_offset.append(offset)
         result.token_logprobs.append(logprobs[0])
         result.tokens.append(itself)
-        # Tokens with the same text share an entry. The token itself is among them, however unlikely it was.
+        # Tokens with the same text share an entry. The sampled token is always among the entries, however unlikely it
+        # was.
         top = zip(token.token_ids[1:], logprobs[1:], strict=True)
         result.top_logprobs.append(
             {itself: logprobs[0]} | {self._name(one): value for one, value in islice(top, num_top)}

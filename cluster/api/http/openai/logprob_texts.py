@@ -43,7 +43,7 @@ class TokenTexts:
         text = self._tokenizer.decode([token_id], skip_special_tokens=False)
         spelling = self._tokenizer.id_to_token(token_id) or ""
         if spelling.startswith(_SPACE_MARK) and not text.startswith(" "):
-            text = " " + text  # The decoder has removed the space, as it does at the beginning of a text.
+            text = " " + text  # The decoder has removed the space, as it does from the first token of every text.
         found = text, list(_bytes_of(spelling) if _BROKEN in text else text.encode())
         if len(self._known) < _MAX_CACHED:
             self._known[token_id] = found

@@ -87,7 +87,7 @@ class ToolUse:
 
     @property
     def _reasoning_name(self) -> ReasoningParserName | None:
-        # Output with a form begins with it, and has no reasoning before it.
+        # Constrained output follows its grammar from the first token on, so no reasoning comes before it.
         return None if self.form is not None else self._config.reasoning_parser
 
     def _reasoning_parser(self) -> TextParser | None:

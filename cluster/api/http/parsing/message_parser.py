@@ -28,7 +28,7 @@ class MessageParser:
         pieces = self._parse_calls(self._reasoning.finish() if self._reasoning is not None else [])
         if self._calls is not None:
             pieces += self._count(self._calls.finish())
-        # An answer of spaces alone, without a call, is the answer.
+        # If the answer is whitespace alone and calls no tool, this whitespace is its content.
         pieces += content("" if self.num_calls else self._gap)
         return joined(pieces)
 

@@ -92,7 +92,7 @@ def content(text: str) -> list[Piece]:
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
-    """Join neighbouring pieces of one kind: joined, the pieces of a text are the same in whatever parts it came."""
+    """Join neighbouring pieces of one kind, so that the result does not depend on the parts in which the text came."""
     result: list[Piece] = []
     for piece in pieces:
         last = result[-1] if result else None

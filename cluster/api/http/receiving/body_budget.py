@@ -27,17 +27,17 @@ class BodyBudget:
         return self._num_bytes
 
     def share(self, token_name: str) -> BodyShare:
-        """Return a share for one body. token_name: the name of its caller's token; "" where no tokens are asked for"""
+        """Return a share for one body. token_name: the name of its caller's token; "" if no tokens are needed"""
         return BodyShare(self, token_name)
 
     def take(self, token_name: str, num_bytes: int) -> None:
         """Count bytes of a body. Raises Overloaded if there are too many; then none are counted."""
         if self._num_bytes + num_bytes > self._max_bytes:
-            message = f"{self._num_bytes} bytes of bodies are here, and there is room for {self._max_bytes}"
+            message = f"{self._num_bytes} bytes of request bodies are held, and the limit is {self._max_bytes}"
             raise Overloaded(message, _RETRY_DELAY_S)
         if token_name and self._num_bytes_of[token_name] + num_bytes > self._max_bytes // 2:
-            message = f"token {token_name!r} has {self._num_bytes_of[token_name]} bytes of bodies here"
-            raise Overloaded(f"{message}, and may have {self._max_bytes // 2}", _RETRY_DELAY_S)
+            message = f"token {token_name!r} has {self._num_bytes_of[token_name]} bytes of request bodies held"
+            raise Overloaded(f"{message}, and its limit is {self._max_bytes // 2}", _RETRY_DELAY_S)
         self._num_bytes += num_bytes
         self._num_bytes_of[token_name] += num_bytes
 

@@ -77,7 +77,7 @@ def _check_arguments(messages: Sequence[Message], limits: InputLimits) -> None:
     """Check the arguments of tool calls: JSON texts, which are parsed and given to templates as objects."""
     texts = [call.function.arguments for message in messages for call in message.tool_calls or ()]
     _require("messages", sum(map(len, texts)), limits.max_prompt_chars, "characters of arguments")
-    # Those within strings count too, so that this is at least the number of entries.
+    # Characters within JSON strings are counted too, so this is an upper bound on the number of entries.
     num_entries = sum(text.count(character) for text in texts for character in ",[{")
     _require("messages", num_entries, MAX_ARGUMENTS, "commas and brackets of arguments")
 

@@ -1,4 +1,4 @@
-"""Refuses bodies that are too large, come too slowly, or are not JSON: by their headers where these tell it."""
+"""Refuses bodies that are too large, come too slowly, or are not JSON; by the headers alone if these are enough."""
 
 from __future__ import annotations
 

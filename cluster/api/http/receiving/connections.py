@@ -72,9 +72,9 @@ class Connections:
         if now_s < self._warn_s:
             return
         self._warn_s = now_s + _WARNING_INTERVAL_S
-        what = "new ones are refused" if is_refused else "those end that have waited longest for a request"
+        what = "new connections are refused" if is_refused else "the connections that have been idle longest are closed"
         logger.warning(
-            "there are as many HTTP connections as there may be (ingress.http.max_connections): %s",
+            "the limit on HTTP connections (ingress.http.max_connections) is reached: %s",
             what,
             extra={"max_connections": self._max_connections},
         )

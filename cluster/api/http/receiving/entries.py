@@ -80,7 +80,8 @@ def count_entries(text: bytes) -> Iterator[EntryCounts]:
             part = part.replace(b"\\\\", b"  ").replace(b'\\"', b"  ")
         characters = np.frombuffer(part, np.uint8)
         quotes = characters == _QUOTE
-        # A depth is odd inside of a string. Sums that overflow stay odd or even.
+        # A position is inside a string if the number of quotes before it is odd. A sum that overflows stays odd or
+        # even.
         depths = np.cumsum(quotes, dtype=np.uint8) + np.uint8(num_quotes & 1)
         is_outside = (depths & 1) == 0
         num_quotes += int(np.count_nonzero(quotes))

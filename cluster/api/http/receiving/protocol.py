@@ -72,11 +72,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begin_request()
         self._timer = self.loop.call_later(self.limits.receive_timeout_s, self.transport.abort)
         if not self.all_connections.add(self):
-            self._answer(refused(503, "this ingress has as many connections as it may have", "overloaded"))
+            self._answer(refused(503, "this ingress has reached its limit on connections", "overloaded"))
             self.transport.close()
 
     def end(self) -> None:
-        """End the connection at once: another one needs its room."""
+        """End the connection at once, to make room for another one."""
         self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -211,16 +211,16 @@ class BoundedProtocol(HttpToolsProtocol):
     def _read(self, piece: bytes) -> None:
         was_spare = not self._in_headers and (self.cycle is None or self.cycle.response_complete)
         if was_spare and self._timer.cancelled():
-            # Empty lines before a request may take as long as its headers may.
+            # A client may send empty lines before a request for as long as it may take over the request's headers.
             self._restart_timer()
         num_headers = self._num_headers
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            pass  # The server has only HTTP/1.1: the request is answered like any other.
+            pass  # The server speaks only HTTP/1.1, so it answers a request for an upgrade like any other request.
         except httptools.HttpParserError:
-            self.send_400_response("what was sent is no HTTP/1.1")
+            self.send_400_response("the request is not valid HTTP/1.1")
         if self._is_over or self._has_gone:
             return
         if was_spare and not self._in_headers and (self.cycle is None or self.cycle.response_complete):
@@ -228,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._num_idle_bytes > self.limits.max_header_bytes:
                 self.transport.abort()
         elif self._in_headers:
-            # The parser keeps a header that has not ended, and does not report its bytes.
+            # The parser keeps a header that has not ended, and does not report the bytes of it.
             has_ended = self._num_headers > num_headers
             self._num_unparsed_bytes = 0 if has_ended else self._num_unparsed_bytes + len(piece)
             try:

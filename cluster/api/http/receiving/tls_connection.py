@@ -1,4 +1,4 @@
-"""TLS of a connection, which counts from its first byte on, has a limit for its handshake, and leaves no garbage.
+"""TLS connections that count from their first byte on, have a limit for the handshake, and leave no garbage.
 
 asyncio's own TLS server does not tell of a connection before its handshake has ended, allows a minute for that, and
 leaves 300 KB of each connection that ends earlier: an exception and the frames that it went through refer to each other
@@ -52,7 +52,7 @@ class TlsConnection(SSLProtocol):
         self._plain_transport: asyncio.BaseTransport | None = None
 
     def end(self) -> None:
-        """End the connection at once: another one needs its room."""
+        """End the connection at once, to make room for another one."""
         if isinstance(self._plain_transport, asyncio.WriteTransport):
             self._plain_transport.abort()
 

@@ -41,6 +41,20 @@ def test_a_decode_needs_a_block_only_at_a_block_boundary() -> None:
     assert num_new == [1, 0, 0, 0, 1, 0]
 
 
+def test_blocks_stay_fenced_until_the_last_step_that_had_begun_is_over() -> None:
+    kv = KVCacheManager(8, BLOCK_SIZE)
+    request = make_request("a", 8)
+    compute(kv, request)
+    for step_index in (1, 2):
+        kv.begin_step(step_index)
+    kv.free(request)
+    kv.begin_step(3)
+    kv.end_step(1)
+    assert (kv.num_fenced_blocks, kv.block_pool.num_free_blocks) == (2, 6)
+    kv.end_step(2)
+    assert (kv.num_fenced_blocks, kv.block_pool.num_free_blocks) == (0, 8)
+
+
 def test_a_failed_allocation_touches_nothing() -> None:
     kv = KVCacheManager(4, BLOCK_SIZE)
     first = make_request("a", range(8))

@@ -16,7 +16,7 @@ from actors.core.requests.sampling_params import PoolingParams, SamplingParams
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, loaded, reference_tokens
-from tests.actors.core.test_overlap import Pipeline
+from tests.actors.core.steps.test_overlap import Pipeline
 from tests.kv_transfer.reported import output_of
 
 PROMPT = range(1, 12)

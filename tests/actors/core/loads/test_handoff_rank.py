@@ -45,7 +45,7 @@ def test_a_producer_of_a_rank_that_is_not_lower_ends_and_its_consumer_is_told() 
     driver.step()
     end = driver.end_of("down")
     assert end.finish_reason is FinishReason.ERROR
-    assert end.error == "handoff refused: handoffs go to a higher rank only, and this one goes from 5 to 3"
+    assert end.error == "handoff refused: a handoff has to go to a higher rank, and this one goes from 5 to 3"
     assert connector.finished == [("down", ProducerEnd.ABORTED, None)]
 
 
@@ -57,7 +57,7 @@ def test_an_engine_keeps_its_rank_while_it_has_a_load() -> None:
     driver.scheduler.add_request(make_end("after", TransferRole.PRODUCER, 0, 1))
     driver.step()
     assert driver.end_of("after").error == (
-        "handoff refused: this engine has handoff rank 2 until its transfers are over, the ticket says 0"
+        "handoff refused: this engine has handoff rank 2 until its transfers end, but the ticket says 0"
     )
     driver.scheduler.add_request(make_end("same", TransferRole.PRODUCER, 2, 3))
     assert connector.roles["same"] is TransferRole.PRODUCER

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from actors.config import SchedulerConfig
+from actors.core.queue.lora_waits import LoraWaits
 from actors.core.requests.request import RequestStatus
+from actors.core.requests.running_rows import RunningRows
 from kv_transfer.params import TransferRole
-from tests.actors.core.builders import Clock, make_request, make_scheduler
+from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, loaded
 from tests.kv_transfer.reported import output_of
 
@@ -150,6 +153,19 @@ def test_nobody_gives_way_any_longer_when_who_waited_has_gone() -> None:
     streams.run(11)
     streams.scheduler.finish_requests("late", RequestStatus.FINISHED_ABORTED)
     assert streams.run(2)
+
+
+def test_the_last_free_slot_is_kept_for_the_adapter_that_has_waited_too_long() -> None:
+    config = SchedulerConfig(max_loras=1, max_lora_wait_s=10.0)
+    waits = LoraWaits(config, RunningRows(8, BLOCK_SIZE))
+    late = make_request("late", lora_name="y", arrival_time_s=0.0)
+    newer = make_request("newer", lora_name="x", arrival_time_s=1.0)
+    waits.begin(late, 0.0)
+    waits.look(9.0)
+    assert waits.may_join(newer), "nobody has waited for too long yet"
+    waits.look(11.0)
+    assert not waits.may_join(newer)
+    assert waits.may_join(late)
 
 
 def test_more_urgent_requests_are_not_held_back() -> None:

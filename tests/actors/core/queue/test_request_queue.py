@@ -261,6 +261,16 @@ def test_what_is_urgent_comes_first_through_whichever_ingress_and_the_others_sha
     assert ids(queue) == served(queue, 7)
 
 
+def test_virtual_time_never_goes_back_so_a_newcomer_is_not_ahead_of_who_waited_behind_urgent_ones() -> None:
+    queue = create_request_queue(SchedulerConfig(policy="priority", fairness="ingress"))
+    for index in range(3):
+        come(queue, f"urgent-{index}", ingress=1, priority=0)
+        come(queue, f"waited-{index}", ingress=2, priority=5)
+    assert served(queue, 4) == ["urgent-0", "urgent-1", "urgent-2", "waited-0"]
+    come(queue, "newcomer", ingress=3, priority=5)
+    assert served(queue, 3)[0] == "waited-1"
+
+
 # -- against a sorted list -------------------------------------------------------------------------------------------
 
 

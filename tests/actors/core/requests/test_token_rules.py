@@ -66,6 +66,6 @@ def test_a_token_that_breaks_a_rule_is_found() -> None:
     made = rules(allowed=(1, 2, 3), bad_words=((1, 2),))
 
     assert made.find_breach([3, 1, 3], 0) is None
-    assert "after 1 others" in str(made.find_breach([3, 4], 1))
-    assert "after 2 others" in str(made.find_breach([3, 1, 2], 2))
+    assert "after 1 tokens" in str(made.find_breach([3, 4], 1))
+    assert "after 2 tokens" in str(made.find_breach([3, 1, 2], 2))
     assert made.find_breach([4, 1], 1) is None

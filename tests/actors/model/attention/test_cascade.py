@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from actors.model.attention import cascade
+from actors.model.attention.backend_check import attend_densely
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import CacheShape, plan_window
 from actors.model.attention.torch_backend import TorchAttention
-from tests.actors.model.attention.test_torch_backend import attend_densely
 
 NUM_KV_HEADS, NUM_LAYERS, HEAD_DIM, BLOCK_SIZE = 2, 2, 4, 4
 NUM_COMMON = 3
@@ -29,7 +29,7 @@ def test_a_shared_prefix_changes_nothing(
     num_own = [-(-length // BLOCK_SIZE) - NUM_COMMON for length in LENGTHS]
     # Whatever the batch does not own is NaN: reading it would show.
     cache = torch.full((NUM_COMMON + sum(num_own) + 1, NUM_KV_HEADS, NUM_LAYERS, 2, BLOCK_SIZE, HEAD_DIM), np.nan)
-    backend = TorchAttention(cache, frozenset({None}))
+    backend = TorchAttention(cache, frozenset({None}), is_causal=True)
     layer = AttentionLayer(index=1, scaling=0.4, softcap=softcap, sliding_window=None)
     tables = np.zeros((len(LENGTHS), NUM_COMMON + max(num_own)), dtype=np.int64)
     prefix = torch.randn(2, NUM_KV_HEADS, NUM_COMMON * BLOCK_SIZE, HEAD_DIM, generator=generator)
@@ -68,6 +68,6 @@ def test_it_is_done_where_it_pays(num_decoding: int, num_common: int, window: in
     shape = BatchShape(
         np.arange(num_decoding + 1), seq_lens - 1, np.zeros((num_decoding, 125), dtype=np.int64), num_common
     )
-    for bucket in plan_window(shape, cache, window).decodes:
+    for bucket in plan_window(shape, cache, window, is_causal=True).decodes:
         num_shared = 0 if bucket.prefix_tiles is None else len(bucket.prefix_tiles) // cache.num_kv_heads
         assert num_shared == expected

@@ -5,36 +5,20 @@ Tests of actors/model/attention/batch_attention.py, actors/model/attention/batch
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from actors.model.attention.backend_check import attend_densely
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import CacheShape, plan_window
 from actors.model.attention.torch_backend import TorchAttention
+from kv_transfer.layout import KeyOrder
 
 NUM_KV_HEADS, NUM_LAYERS, HEAD_DIM = 2, 2, 4
 WINDOWS = (None, 3, 10)
-
-
-def attend_densely(query: Tensor, key: Tensor, value: Tensor, layer: AttentionLayer) -> Tensor:
-    """[heads, q, dim] of the last q positions against [kv_heads, k, dim]; returns [q, heads, dim]."""
-    group = query.shape[0] // key.shape[0]
-    key, value = key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
-    scores = query @ key.transpose(1, 2) * layer.scaling
-    if layer.softcap is not None:
-        scores = torch.tanh(scores / layer.softcap) * layer.softcap
-    keys = torch.arange(key.shape[1])
-    queries = keys[-query.shape[1] :, None]
-    hidden = keys > queries
-    if layer.sliding_window is not None:
-        hidden |= keys <= queries - layer.sliding_window
-    return (scores.masked_fill(hidden, -math.inf).softmax(-1) @ value).transpose(0, 1)
 
 
 @st.composite
@@ -46,10 +30,10 @@ def batches(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, int, int]:
     return sequences, draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([1, 3])), draw(st.integers(0, 99))
 
 
-@given(batches(), st.sampled_from(WINDOWS), st.sampled_from([None, 1.5]))
+@given(batches(), st.sampled_from(WINDOWS), st.sampled_from([None, 1.5]), st.sampled_from(KeyOrder))
 @settings(max_examples=60, deadline=None)
 def test_every_batch_attends_as_written_out(
-    batch: tuple[list[tuple[int, int]], int, int, int], window: int | None, softcap: float | None
+    batch: tuple[list[tuple[int, int]], int, int, int], window: int | None, softcap: float | None, key_order: KeyOrder
 ) -> None:
     sequences, block_size, group, seed = batch
     generator = torch.Generator().manual_seed(seed)
@@ -60,7 +44,7 @@ def test_every_batch_attends_as_written_out(
         (len(order), NUM_KV_HEADS, NUM_LAYERS, 2, block_size, HEAD_DIM), float("nan"), dtype=torch.float32
     )
     tables = np.zeros((len(sequences), max(blocks_each)), dtype=np.int64)
-    backend = TorchAttention(cache, frozenset({window}))
+    backend = TorchAttention(cache, frozenset({window}), key_order=key_order, is_causal=True)
     layer = AttentionLayer(index=1, scaling=0.4, softcap=softcap, sliding_window=window)
     states = [torch.randn(2, NUM_KV_HEADS, sum(lengths), HEAD_DIM, generator=generator) for lengths in sequences]
     first_block = 0
@@ -85,12 +69,47 @@ def test_every_batch_attends_as_written_out(
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_the_transposed_order_has_one_number_of_every_token_after_the_other() -> None:
+    plain = torch.zeros(1, NUM_KV_HEADS, NUM_LAYERS, 2, 16, HEAD_DIM)
+    transposed = torch.zeros_like(plain)
+    shape = BatchShape(np.array([0, 5]), np.array([0]), np.zeros((1, 1), dtype=np.int64))
+    key, value = torch.randn(2, NUM_KV_HEADS, 5, HEAD_DIM)
+    for cache, key_order in ((plain, KeyOrder.PLAIN), (transposed, KeyOrder.TRANSPOSED)):
+        backend = TorchAttention(cache, frozenset({None}), key_order=key_order, is_causal=True)
+        backend.prepare(shape).attend(AttentionLayer(1, 0.4, None, None), key, key, value)
+
+    assert torch.equal(plain[0, :, 1, 0, :5], key)
+    tiles = transposed[:, :, :, 0].reshape(-1, HEAD_DIM, 16)
+    assert torch.equal(tiles.transpose(1, 2).reshape(plain[:, :, :, 0].shape), plain[:, :, :, 0])
+    assert torch.equal(transposed[:, :, :, 1], plain[:, :, :, 1])
+
+
+@pytest.mark.parametrize(
+    ("query_lens", "is_causal", "widths", "num_segments"),
+    [
+        ([1, 3, 1, 4, 17], True, {1: 2, 4: 2}, 1),
+        ([5, 6, 7, 16], True, {8: 3, 16: 1}, 0),
+        ([1, 3, 4], False, {1: 1}, 2),
+    ],
+)
+def test_short_sequences_are_computed_together_unless_they_see_all_of_a_prompt(
+    query_lens: list[int], is_causal: bool, widths: dict[int, int], num_segments: int
+) -> None:
+    cache = CacheShape(1, 1, 16, torch.float32, torch.device("cpu"))
+    count = len(query_lens)
+    starts = np.concatenate([[0], np.cumsum(query_lens)])
+    shape = BatchShape(starts, np.full(count, 0 if not is_causal else 30), np.zeros((count, 9), dtype=np.int64))
+    plan = plan_window(shape, cache, None, is_causal=is_causal)
+    assert {bucket.tokens.shape[1]: bucket.tokens.shape[0] for bucket in plan.decodes} == widths
+    assert len(plan.prefills) == num_segments
+
+
 def decode_plan(seq_lens: list[int], sliding_window: int | None) -> list[int]:
     """Gathered blocks per sequence of each bucket that decoding such sequences makes."""
     cache = CacheShape(1, 1, 16, torch.float32, torch.device("cpu"))
     count = len(seq_lens)
     shape = BatchShape(np.arange(count + 1), np.array(seq_lens) - 1, np.zeros((count, 200), dtype=np.int64))
-    buckets = plan_window(shape, cache, sliding_window).decodes
+    buckets = plan_window(shape, cache, sliding_window, is_causal=True).decodes
     assert sum(len(bucket.tokens) for bucket in buckets) == count
     return [bucket.mask.shape[-1] // 16 for bucket in buckets]
 

@@ -32,13 +32,21 @@ LAYOUT = KVCacheLayout(
 )
 
 
-def choose(cache_config: CacheConfig, *, free_memory_bytes: int = 0, max_model_len: int = 256) -> int:
+def choose(
+    cache_config: CacheConfig,
+    *,
+    free_memory_bytes: int = 0,
+    max_model_len: int = 256,
+    max_num_seqs: int = 2,
+    is_gpu: bool = True,
+) -> int:
     return choose_num_blocks(
         cache_config,
-        SchedulerConfig(max_num_seqs=2),
+        SchedulerConfig(max_num_seqs=max_num_seqs),
         block_size_bytes=1 << 20,
         max_model_len=max_model_len,
         free_memory_bytes=free_memory_bytes,
+        is_gpu=is_gpu,
     )
 
 
@@ -52,6 +60,30 @@ def test_the_first_setting_that_is_given_decides() -> None:
 
 def test_a_fraction_is_cut_at_what_the_largest_batches_can_use() -> None:
     assert choose(CacheConfig(memory_fraction=0.5), free_memory_bytes=1000 * GIB) == 4 * 2 * 16
+
+
+def test_on_a_cpu_a_fraction_is_cut_at_a_likely_number_of_tokens() -> None:
+    everything = CacheConfig(memory_fraction=0.5)
+
+    assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=True) == 4 * 256 * 16
+    assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=False) == 131_072 // 16
+    assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=2, is_gpu=False) == 4 * 2 * 16
+
+
+def test_on_a_cpu_four_sequences_of_full_length_are_likely() -> None:
+    long = choose(
+        CacheConfig(memory_fraction=0.5),
+        free_memory_bytes=10**6 * GIB,
+        max_model_len=131_072,
+        max_num_seqs=256,
+        is_gpu=False,
+    )
+    assert long == 4 * 131_072 // 16
+
+
+def test_a_size_that_a_setting_names_is_not_cut_on_a_cpu() -> None:
+    assert choose(CacheConfig(kv_cache_memory_gib=20), max_num_seqs=256, is_gpu=False) == 20 * 1024
+    assert choose(CacheConfig(num_blocks=100_000), max_num_seqs=256, is_gpu=False) == 100_000
 
 
 def test_less_than_one_sequence_is_refused_with_the_figures() -> None:

@@ -125,7 +125,7 @@ def test_the_mask_follows_each_request_on_its_own_way(grammars: Grammars, direct
 def test_a_token_that_the_grammar_does_not_allow_is_objected_to(grammars: Grammars, directory: Path) -> None:
     a, b = token("a", directory), token("b", directory)
     grammars.make("r", regex("aa"))
-    assert grammars.manager.accept_tokens("r", [a, b]) == f"the grammar does not allow token {b} after 1 others"
+    assert grammars.manager.accept_tokens("r", [a, b]) == f"the grammar does not allow token {b} after 1 tokens"
 
 
 def test_requests_with_the_same_grammar_wait_for_one_compilation(grammars: Grammars) -> None:
@@ -197,7 +197,7 @@ def test_a_request_goes_on_after_the_tokens_that_it_came_with(grammars: Grammars
     assert grammars.allowed("r") == [[b]]
     grammars.start("s", regex("aab"), b)
     assert grammars.manager.take_compiled() == {
-        "s": GrammarFailure(f"the grammar does not allow token {b} after 0 others")
+        "s": GrammarFailure(f"the grammar does not allow token {b} after 0 tokens")
     }
 
 

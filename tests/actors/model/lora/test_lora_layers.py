@@ -24,7 +24,11 @@ def make_layer(num_slots: int) -> tuple[nn.Linear, LoraLayer, LoraContext]:
     torch.manual_seed(0)
     linear, context = nn.Linear(NUM_IN, NUM_OUT), LoraContext()
     target = LoraTarget(linear, NUM_IN, NUM_OUT, range(NUM_IN), range(NUM_OUT))
-    return linear, LoraLayer(target, context, num_slots, MAX_RANK, torch.float32), context
+    return (
+        linear,
+        LoraLayer(target, context, num_slots, MAX_RANK, dtype=torch.float32, device=torch.device("cpu")),
+        context,
+    )
 
 
 def weights(rank: int, seed: int, size: float = 1.0) -> ModuleWeights:

@@ -133,7 +133,7 @@ def test_a_plan_that_leaves_attention_whole_is_the_reason_that_is_given(model_ty
 
 
 def test_each_rank_holds_its_heads_and_its_share_of_the_weights(checkpoint: CheckpointOf) -> None:
-    loaded = load(checkpoint("llama"), 2)
+    loaded = load(checkpoint("llama"), 2, weight_packing="none")
     geometries = [(m.geometry.tp_rank, m.geometry.tp_size, m.geometry.num_replicas) for m in loaded]
     assert geometries == [(0, 2, 1), (1, 2, 1)]
     assert {(m.geometry.num_heads, m.geometry.num_kv_heads, m.vocab_size) for m in loaded} == {(2, 1, VOCAB_SIZE)}
@@ -144,7 +144,7 @@ def test_each_rank_holds_its_heads_and_its_share_of_the_weights(checkpoint: Chec
 
 
 def test_few_kv_heads_are_held_by_several_ranks(checkpoint: CheckpointOf) -> None:
-    loaded = load(checkpoint("llama"), 4)
+    loaded = load(checkpoint("llama"), 4, weight_packing="none")
     assert {(m.geometry.num_heads, m.geometry.num_kv_heads, m.geometry.num_replicas) for m in loaded} == {(1, 1, 2)}
     keys = [m.forward.model.get_parameter("model.layers.1.self_attn.k_proj.weight") for m in loaded]
     assert torch.equal(keys[0], keys[1])
@@ -153,7 +153,8 @@ def test_few_kv_heads_are_held_by_several_ranks(checkpoint: CheckpointOf) -> Non
 
 
 def test_only_a_ranks_slices_are_read(checkpoint: CheckpointOf) -> None:
-    whole, parts = load_model(ModelConfig(model=str(checkpoint("llama")), device="cpu")), load(checkpoint("llama"), 4)
+    whole = load_model(ModelConfig(model=str(checkpoint("llama")), device="cpu", weight_packing="none"))
+    parts = load(checkpoint("llama"), 4, weight_packing="none")
     embeddings = VOCAB_SIZE * 48
 
     def num_split(model: LoadedModel) -> int:
@@ -172,9 +173,9 @@ def test_drawn_weights_are_those_of_the_whole_model(checkpoint: CheckpointOf, mo
             return draw(*arguments)
 
     monkeypatch.setattr(loader, "_make_dummy_model", draw_alone)
-    parts = load(checkpoint("llama"), 2, load_format="dummy", seed=3, dtype="float32")
-    config = ModelConfig(model=str(checkpoint("llama")), device="cpu", load_format="dummy", seed=3, dtype="float32")
-    whole = load_model(config)
+    drawn: dict[str, Any] = {"load_format": "dummy", "seed": 3, "dtype": "float32", "weight_packing": "none"}
+    parts = load(checkpoint("llama"), 2, **drawn)
+    whole = load_model(ModelConfig(model=str(checkpoint("llama")), device="cpu", **drawn))
     name = "model.layers.2.mlp.down_proj.weight"
     held = [part.forward.model.get_parameter(name).data for part in parts]
     assert torch.equal(torch.cat(held, dim=1), whole.forward.model.get_parameter(name))

@@ -131,7 +131,9 @@ async def test_a_port_that_cannot_be_had_again_only_leaves_refusals_unexplained(
             pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
             assert [response.text async for response in responses] == ["b"]
             await task
-    assert [record.message for record in caplog.records] == ["nobody listens while an ingress drains"]
+    assert [record.message for record in caplog.records] == [
+        "cannot listen again while this ingress drains: new clients get no answer"
+    ]
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.02])

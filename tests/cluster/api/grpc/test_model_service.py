@@ -50,7 +50,7 @@ async def test_text_becomes_tokens_and_tokens_text() -> None:
 @pytest.mark.parametrize(("adds", "expected"), [(None, [EOS_TOKEN_ID, 97]), (True, [EOS_TOKEN_ID, 97]), (False, [97])])
 async def test_special_tokens_are_left_out_if_they_are_not_wanted(adds: bool | None, expected: list[int]) -> None:
     pair = make_pair()
-    processor = InputProcessor(MODEL, ModelTokenizer(bos_tokenizer()))
+    processor = InputProcessor(MODEL, ModelTokenizer(bos_tokenizer(), use_fastokens=True))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
     serving = make_serving(pair.prefill, pair.decode, versions=versions)
     request = model_pb2.TokenizeRequest(text="a", add_special_tokens=adds)

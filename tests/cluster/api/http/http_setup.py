@@ -61,7 +61,7 @@ def chat_pair(pooling: PoolingFacts | None = None) -> Pair:
     """Fake engines of a model that chats, and maybe gives vectors."""
     pair = make_pair()
     model = dataclasses.replace(MODEL, pooling=pooling)
-    processor = InputProcessor(model, ModelTokenizer(byte_tokenizer(), template))
+    processor = InputProcessor(model, ModelTokenizer(byte_tokenizer(), template, use_fastokens=True))
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
     return Pair(pair.prefill, pair.decode, make_serving(pair.prefill, pair.decode, versions=versions))
 
@@ -94,6 +94,7 @@ async def http_server(
         access=access,
         slow_reader_timeout_s=slow_reader_timeout_s,
         allowed_hosts=allowed_hosts,
+        host="127.0.0.1",
     )
     port = await server.start()
     try:

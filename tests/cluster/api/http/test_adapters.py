@@ -43,7 +43,7 @@ async def _clients(directory: Path) -> AsyncIterator[tuple[httpx2.AsyncClient, h
     ]
     (directory / "tokens.yaml").write_text(yaml.safe_dump({"tokens": entries}))
     adapters = AdapterDirectory(LoraConfig(allowed_directories=(str(directory / "adapters"),)))
-    processor = InputProcessor(MODEL, ModelTokenizer(byte_tokenizer(), template), adapters=adapters)
+    processor = InputProcessor(MODEL, ModelTokenizer(byte_tokenizer(), template, use_fastokens=True), adapters=adapters)
     pair = make_pair()
     versions = ModelVersions(ModelVersion(1, processor, LeastLoadedPair()))
     serving = make_serving(pair.prefill, pair.decode, versions=versions)

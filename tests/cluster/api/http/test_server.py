@@ -348,7 +348,9 @@ def test_what_is_accepted_sends_at_once() -> None:
 async def test_a_port_that_is_taken_is_named() -> None:
     async with http_setup() as setup:
         config = HttpConfig(port=setup.port)
-        other = HttpServer(setup.pair.serving, view_of(setup.pair.serving), config, slow_reader_timeout_s=60.0)
+        other = HttpServer(
+            setup.pair.serving, view_of(setup.pair.serving), config, slow_reader_timeout_s=60.0, host="127.0.0.1"
+        )
         with pytest.raises(AddressUnavailable, match=str(setup.port)):
             await other.start()
 

@@ -86,7 +86,7 @@ def test_a_checkpoint_that_is_not_whole_is_found(how: str, copy: Path) -> None:
 
 
 def test_a_tokenizer_is_tried(copy: Path) -> None:
-    finding = check_tokenizer(copy)
+    finding = check_tokenizer(copy, use_fastokens=True)
     assert finding.verdict is Verdict.OK
     assert "prompts are encoded by fastokens" in finding.found
     finding = check_tokenizer(copy, use_fastokens=False)
@@ -94,6 +94,6 @@ def test_a_tokenizer_is_tried(copy: Path) -> None:
     settings = copy / "tokenizer_config.json"
     without = {name: value for name, value in json.loads(settings.read_text()).items() if name != "chat_template"}
     settings.write_text(json.dumps(without))
-    assert check_tokenizer(copy).verdict is Verdict.WARNING
+    assert check_tokenizer(copy, use_fastokens=True).verdict is Verdict.WARNING
     (copy / "tokenizer.json").unlink()
-    assert check_tokenizer(copy).verdict is Verdict.FAILURE
+    assert check_tokenizer(copy, use_fastokens=True).verdict is Verdict.FAILURE

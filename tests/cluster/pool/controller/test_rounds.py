@@ -27,7 +27,14 @@ class World:
         self.num_looks = 0
         self._num_rounds = num_rounds
         self._is_stopping = asyncio.Event()
-        self._rounds = Rounds(self.journal, self.head, self._is_stopping, first_pause_s=1e-6, end=self._end)
+        self._rounds = Rounds(
+            self.journal,
+            self.head,
+            self._is_stopping,
+            first_pause_s=1e-6,
+            end=self._end,
+            end_replaced=self._end_replaced,
+        )
 
     async def run(self, faults: Callable[[int], Exception | None]) -> None:
         async def look() -> None:
@@ -42,6 +49,10 @@ class World:
 
     async def _end(self, doing: str) -> None:
         self.ended.append(doing)
+        self._is_stopping.set()
+
+    def _end_replaced(self) -> None:
+        self.ended.append("replaced")
         self._is_stopping.set()
 
     @staticmethod
@@ -90,6 +101,12 @@ async def test_without_rays_head_no_failure_counts(monkeypatch: pytest.MonkeyPat
     await world.run(lambda number: RuntimeError("Failed to connect to GCS"))
     assert world.num_looks == 20
     assert not world.ended
+
+
+async def test_a_controller_that_ray_has_replaced_ends_at_its_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(num_rounds=20)
+    await world.run(lambda number: setattr(world.head, "is_own_node_dead", number == 3))
+    assert (world.num_looks, world.ended) == (3, ["replaced"])
 
 
 async def test_the_pause_after_a_bug_ends_with_the_cluster() -> None:

@@ -7,11 +7,13 @@ import pickle
 import threading
 
 import pytest
+import ray
 
 from actors.process.ray_calls import RayCallFailed
 from cluster.pool.controller import saved_state
-from cluster.pool.controller.saved_state import SavedState, StateStore
+from cluster.pool.controller.saved_state import ControllerReplaced, SavedState, StateStore
 from cluster.sessions.cluster_membership import Membership
+from tests.cluster.pool.fake_ray import nodes_of
 
 
 class FakeStore:
@@ -26,6 +28,7 @@ class FakeStore:
         monkeypatch.setattr(saved_state, "_get", self.data.get)
         monkeypatch.setattr(saved_state, "_delete", self.data.pop)
         monkeypatch.setattr(saved_state, "_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(ray, "nodes", list)
 
     def put(self, key: bytes, data: bytes) -> None:
         assert self.is_up.wait(10)
@@ -84,3 +87,21 @@ async def test_of_several_that_save_at_once_the_last_one_saves_what_is_so_then(r
     await asyncio.gather(*(change_and_save() for _ in range(5)))
     assert ray_store.versions[-1] == 5
     assert await store.load() == state(5)
+
+
+async def test_a_controller_on_a_node_that_ray_has_given_up_does_not_overwrite_the_state_of_its_successor(
+    ray_store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await StateStore("raypd").save(lambda: state(7))
+    monkeypatch.setattr(ray, "nodes", nodes_of(monkeypatch, own="a", alive=["b"], dead=["a"]))
+    with pytest.raises(ControllerReplaced):
+        await StateStore("raypd").save(lambda: state(8))
+    assert await StateStore("raypd").load() == state(7)
+
+
+async def test_the_death_of_another_node_keeps_no_state_from_being_saved(
+    ray_store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "nodes", nodes_of(monkeypatch, own="a", alive=["a"], dead=["b"]))
+    await StateStore("raypd").save(lambda: state(8))
+    assert await StateStore("raypd").load() == state(8)

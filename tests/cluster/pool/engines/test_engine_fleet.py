@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from actors.attention_report import AttentionReport, OrderOffer
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_actor import EngineHealth, EngineReady
 from actors.model_facts import ModelFacts
@@ -57,6 +58,7 @@ class FakeEngine:
     """With a request that came after the look before this one; looks are counted by num_asked."""
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     has_stopped: bool = False
+    key_order: str | None = None
     trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:
@@ -66,11 +68,16 @@ class FakeEngine:
         self.trust.use(material)
         return self.trust.generation
 
-    async def start(self, host: str | None) -> EngineReady:
+    async def report_attention(self) -> AttentionReport:
+        return AttentionReport((OrderOffer("vllm_cpu", "transposed", 0),))
+
+    async def start(self, host: str | None, key_order: str | None = None) -> EngineReady:
+        self.key_order = key_order
         assert self.trust.material is not None, "it was not given the cluster's secret first"
         await self.may_load.wait()
         address = f"{self.engine_id}:{self.incarnation}"
-        return EngineReady(address, ModelFacts(64, 257, (256,), LAYOUT), "node-a", "10.0.0.1")
+        layout = replace(LAYOUT, key_order=key_order or "plain")
+        return EngineReady(address, ModelFacts(64, 257, (256,), layout), "node-a", "10.0.0.1")
 
     async def health(self) -> EngineHealth:
         self.num_asked += 1
@@ -242,6 +249,18 @@ async def test_engines_serve_once_they_are_proven_as_a_pair(world: World) -> Non
     assert world.ingresses.published[-1] == world.fleet.membership
 
 
+async def test_all_engines_keep_keys_in_the_order_that_a_later_controller_finds(world: World) -> None:
+    await world.up()
+    assert {world.thing(name).key_order for name in ("prefill-0", "decode-0")} == {"transposed"}
+    assert "order of keys in the KV cache: transposed, since vllm_cpu is the fastest" in world.decisions()
+
+    earlier, world.fleet = world.fleet, world.make_fleet()
+    await world.fleet.restore(earlier.saved(), earlier.histories, earlier.roles, earlier.membership)
+    world.actor("decode-0").die()
+    await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
+    assert world.thing("decode-0", 2).key_order == "transposed"
+
+
 async def test_an_incarnation_is_saved_before_its_engine_is_started(world: World) -> None:
     await world.up()
     assert world.started_when_saved[0] == 0
@@ -317,7 +336,7 @@ async def test_an_engine_that_ray_cannot_start_is_given_up_with_the_reason_and_t
     assert len(world.fleet.history(D0).deaths_s) == 1
 
 
-async def _fail_to_start(engine: FakeEngine, host: str | None) -> EngineReady:
+async def _fail_to_start(engine: FakeEngine, host: str | None, key_order: str | None = None) -> EngineReady:
     raise ValueError("no such checkpoint")
 
 

@@ -21,6 +21,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import AddressUnavailable, CannotStart, InvalidConfig
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
+from cluster.pool.ingresses.ingress_starter import IngressStarter
 from cluster.pool.journal import Journal
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.object_names import ingress_actor_name
@@ -110,7 +111,13 @@ class World:
         self.started_when_saved: list[int] = []
         self.trust = ClusterTrust(None)
         self.trust.begin()
-        self.ingresses = IngressFleet(config, self.journal, POLICY, HeadProbe(), self._save, self.trust)
+        self.ingresses = self.fleet(config)
+
+    def fleet(self, config: ClusterConfig) -> IngressFleet:
+        config = config.model_copy(update={"restarts": POLICY})
+        head = HeadProbe()
+        starter = IngressStarter(config, self.journal, head, self._save, self.trust)
+        return IngressFleet(config, starter, self.journal, head, self.trust)
 
     async def _save(self) -> None:
         self.started_when_saved.append(len(self.ray.started))
@@ -378,13 +385,8 @@ async def test_a_later_controller_goes_on_with_those_that_are_open(
     await world.ingresses.publish(Membership(9, ()))
     saved = world.ingresses.saved()
     world.ray.by_name["raypd-ingress/1/1"].die()
-    later = IngressFleet(
-        ClusterConfig(ingress=IngressConfig(count=3), heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0),
-        Journal(),
-        POLICY,
-        HeadProbe(),
-        world._save,
-        world.trust,
+    later = world.fleet(
+        ClusterConfig(ingress=IngressConfig(count=3), heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0)
     )
     await later.restore(saved, Membership(9, ()), FACTS)
     assert len(later.addresses) == 2
@@ -462,13 +464,8 @@ async def test_with_one_per_node_nodes_that_come_get_theirs_and_a_lost_nodes_is_
         return [{"NodeID": name, "Alive": True, **place} for name in there]
 
     world = world_of()
-    world.ingresses = IngressFleet(
+    world.ingresses = world.fleet(
         ClusterConfig(ingress=IngressConfig(per_node=True), heartbeat_interval_s=1.0, heartbeat_timeout_s=2.0),
-        world.journal,
-        POLICY,
-        HeadProbe(),
-        world._save,
-        world.trust,
     )
     monkeypatch.setattr(ray, "nodes", ray_nodes)
     await world.up()
@@ -497,17 +494,12 @@ async def test_a_canary_waits_for_the_first_node_that_may_have_an_ingress(
         "Labels": {},
     }
     world = world_of()
-    world.ingresses = IngressFleet(
+    world.ingresses = world.fleet(
         ClusterConfig(
             ingress=IngressConfig(per_node=True, resources={"client_facing": 1}),
             heartbeat_interval_s=0.01,
             heartbeat_timeout_s=2.0,
         ),
-        world.journal,
-        POLICY,
-        HeadProbe(),
-        world._save,
-        world.trust,
     )
     monkeypatch.setattr(ray, "nodes", lambda: there)
     await world.ingresses.start_missing(NOW_S)

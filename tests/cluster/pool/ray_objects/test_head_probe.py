@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 import ray
 
 from cluster.pool.ray_objects import head_probe
 from cluster.pool.ray_objects.head_probe import HeadProbe
+from tests.cluster.pool.fake_ray import nodes_of
 
 
 class FakeHead:
@@ -20,11 +22,12 @@ class FakeHead:
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.num_asked = 0
+        self.answer: Callable[[], list[dict[str, Any]]] = list
 
-    def nodes(self) -> list[object]:
+    def nodes(self) -> list[dict[str, Any]]:
         self.num_asked += 1
         assert self.may_answer.wait(30)
-        return []
+        return self.answer()
 
 
 @pytest.fixture
@@ -80,4 +83,19 @@ async def test_one_question_is_asked_at_a_time(head: FakeHead) -> None:
     num_asked = head.num_asked
     await asyncio.sleep(0.1)
     assert head.num_asked == num_asked
+    watch.cancel()
+
+
+@pytest.mark.parametrize(("dead", "is_ours"), [("a", True), ("b", False)])
+async def test_the_head_says_whether_it_has_declared_the_node_of_this_process_dead(
+    head: FakeHead, monkeypatch: pytest.MonkeyPatch, dead: str, is_ours: bool
+) -> None:
+    probe = HeadProbe()
+    watch = asyncio.create_task(probe.watch(0.01))
+    await until(lambda: head.num_asked >= 2)
+    assert not probe.is_own_node_dead
+    head.answer = nodes_of(monkeypatch, own="a", alive=["c"], dead=[dead])
+    num_asked = head.num_asked
+    await until(lambda: head.num_asked >= num_asked + 2)
+    assert probe.is_own_node_dead == is_ours
     watch.cancel()

@@ -146,7 +146,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "moves", "models", "update")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "migrations", "models", "update")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -156,7 +156,7 @@ class GetStatusResponse(_message.Message):
     CONTROLLER_ERROR_FIELD_NUMBER: _ClassVar[int]
     REFUSED_PAIRS_FIELD_NUMBER: _ClassVar[int]
     INGRESSES_FIELD_NUMBER: _ClassVar[int]
-    MOVES_FIELD_NUMBER: _ClassVar[int]
+    MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     model: str
@@ -168,10 +168,10 @@ class GetStatusResponse(_message.Message):
     controller_error: str
     refused_pairs: _containers.RepeatedCompositeFieldContainer[RefusedPair]
     ingresses: _containers.RepeatedCompositeFieldContainer[IngressStatus]
-    moves: int
+    migrations: int
     models: _containers.RepeatedCompositeFieldContainer[ModelVersionStatus]
     update: str
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., moves: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., migrations: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ...) -> None: ...
 
 class ModelVersionStatus(_message.Message):
     __slots__ = ("version", "directory", "engines", "requests", "last_error")
@@ -220,7 +220,7 @@ class RefusedPair(_message.Message):
     def __init__(self, prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "guesses", "adapters", "embeddings")
+    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "spec_decoding", "adapters", "embeddings", "attention_backend", "attention_reason")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -235,9 +235,11 @@ class EngineStatus(_message.Message):
     KV_TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
-    GUESSES_FIELD_NUMBER: _ClassVar[int]
+    SPEC_DECODING_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_REASON_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: int
     role: str
@@ -252,10 +254,12 @@ class EngineStatus(_message.Message):
     kv_transport: str
     node: str
     model_version: int
-    guesses: GuessStatus
+    spec_decoding: SpecDecodingStatus
     adapters: AdapterStatus
     embeddings: EmbeddingStatus
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., guesses: _Optional[_Union[GuessStatus, _Mapping]] = ..., adapters: _Optional[_Union[AdapterStatus, _Mapping]] = ..., embeddings: _Optional[_Union[EmbeddingStatus, _Mapping]] = ...) -> None: ...
+    attention_backend: str
+    attention_reason: str
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., spec_decoding: _Optional[_Union[SpecDecodingStatus, _Mapping]] = ..., adapters: _Optional[_Union[AdapterStatus, _Mapping]] = ..., embeddings: _Optional[_Union[EmbeddingStatus, _Mapping]] = ..., attention_backend: _Optional[str] = ..., attention_reason: _Optional[str] = ...) -> None: ...
 
 class EmbeddingStatus(_message.Message):
     __slots__ = ("received", "failed", "sent", "not_sent")
@@ -394,20 +398,20 @@ class StoreStatus(_message.Message):
     missing_blocks: int
     def __init__(self, saved_blocks: _Optional[int] = ..., unsaved_blocks: _Optional[int] = ..., loaded_blocks: _Optional[int] = ..., missing_blocks: _Optional[int] = ...) -> None: ...
 
-class GuessStatus(_message.Message):
-    __slots__ = ("drafts", "guessed_tokens", "accepted_tokens", "accepted_by_place")
+class SpecDecodingStatus(_message.Message):
+    __slots__ = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
-    GUESSED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTED_BY_PLACE_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_PER_POS_FIELD_NUMBER: _ClassVar[int]
     drafts: int
-    guessed_tokens: int
+    draft_tokens: int
     accepted_tokens: int
-    accepted_by_place: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, drafts: _Optional[int] = ..., guessed_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_by_place: _Optional[_Iterable[int]] = ...) -> None: ...
+    accepted_tokens_per_pos: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drafts: _Optional[int] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ..., accepted_tokens_per_pos: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RequestInFlight(_message.Message):
-    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt", "moves", "model_version", "tenant")
+    __slots__ = ("request_id", "age_seconds", "phase", "prefill_engine", "decode_engine", "prompt_tokens", "output_tokens", "attempt", "migrations", "model_version", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -416,7 +420,7 @@ class RequestInFlight(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    MOVES_FIELD_NUMBER: _ClassVar[int]
+    MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
@@ -427,10 +431,10 @@ class RequestInFlight(_message.Message):
     prompt_tokens: int
     output_tokens: int
     attempt: int
-    moves: int
+    migrations: int
     model_version: int
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ..., moves: _Optional[int] = ..., model_version: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., age_seconds: _Optional[float] = ..., phase: _Optional[str] = ..., prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., attempt: _Optional[int] = ..., migrations: _Optional[int] = ..., model_version: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class Decision(_message.Message):
     __slots__ = ("age_seconds", "text")

@@ -214,6 +214,56 @@ async def test_the_calls_of_a_stream_come_in_deltas() -> None:
     assert len(calls) > 3, "arguments come as they are written"
 
 
+async def test_a_token_whose_text_is_held_back_has_its_event_with_empty_content() -> None:
+    """When a client gets events does not depend on what their text is. vLLM sends the same."""
+    async with http_setup() as setup:
+        stream = asyncio.create_task(
+            setup.client.chat.completions.create(model="tiny", messages=HI, stream=True, stop="END")
+        )
+        producer, consumer = await setup.pair.next_requests()
+        setup.pair.prefill.send(producer, 0, [0xC3], end_cause=EndCause.HANDED_OVER)
+        chunks = aiter(await stream)
+        begin = [(await anext(chunks)).choices[0].delta.model_dump(exclude_unset=True) for _ in range(2)]
+        assert begin == [{"role": "assistant", "content": ""}, {"content": ""}], "half a character"
+        for position, token in enumerate([0xA9, ord("E"), ord("N")], start=1):
+            setup.pair.decode.send(consumer, position, [token])
+            [choice] = (await anext(chunks)).choices
+            assert choice.delta.model_dump(exclude_unset=True) == {"content": "é" if position == 1 else ""}
+        setup.pair.decode.send(consumer, 4, "O", finish_reason=FinishReason.LENGTH)
+        rest = [choice async for chunk in chunks for choice in chunk.choices]
+    assert [(choice.delta.content, choice.finish_reason) for choice in rest] == [("ENO", None), (None, "length")]
+
+
+async def test_held_back_content_delays_no_log_probabilities() -> None:
+    top = [TokenLogprobs([0xC3], [-0.5], 1), TokenLogprobs([0xA9], [-0.25], 1)]
+    async with http_setup() as setup:
+        asking = asyncio.create_task(
+            setup.client.chat.completions.create(model="tiny", messages=HI, stream=True, logprobs=True)
+        )
+        producer, consumer = await setup.pair.next_requests()
+        setup.pair.prefill.send(producer, 0, [0xC3], end_cause=EndCause.HANDED_OVER, logprobs=top[:1])
+        setup.pair.decode.send(consumer, 1, [0xA9], finish_reason=FinishReason.LENGTH, logprobs=top[1:])
+        choices = [choice async for chunk in await asking for choice in chunk.choices]
+    logprobs = [choice.logprobs and [one.logprob for one in choice.logprobs.content or ()] for choice in choices]
+    assert [choice.delta.content for choice in choices] == ["", "", "é", None]
+    assert logprobs == [None, [-0.5], [-0.25], None]
+
+
+async def test_tokens_that_a_parser_holds_back_have_events_with_an_empty_delta() -> None:
+    """An empty content would turn the content of a message with calls from null to an empty text."""
+    async with http_setup(HERMES) as setup:
+        asking = asyncio.create_task(
+            setup.client.chat.completions.create(model="tiny", messages=HI, tools=[F], stream=True)
+        )
+        producer, consumer = await setup.pair.next_requests()
+        setup.pair.prefill.send(producer, 0, "<", end_cause=EndCause.HANDED_OVER)
+        for position, char in enumerate("tool_", start=1):
+            setup.pair.decode.send(consumer, position, char)
+        setup.pair.decode.send(consumer, 6, "!", finish_reason=FinishReason.LENGTH)
+        deltas = [chunk.choices[0].delta.model_dump(exclude_unset=True) async for chunk in await asking]
+    assert deltas == [{"role": "assistant", "content": ""}, *[{}] * 6, {"content": "<tool_!"}, {}]
+
+
 async def test_tools_that_must_not_be_called_are_not_shown() -> None:
     async with http_setup() as setup:
         asking = asyncio.create_task(

@@ -83,6 +83,46 @@ async def test_every_chunk_can_have_the_usage_so_far() -> None:
     assert counts == [(5, 1), (5, 3), (5, 3)]
 
 
+async def test_a_token_whose_text_is_held_back_has_its_event_with_empty_text() -> None:
+    """When a client gets events does not depend on what their text is. vLLM sends the same."""
+    async with http_setup() as setup:
+        stream = asyncio.create_task(
+            setup.client.completions.create(model="tiny", prompt="hello", stream=True, stop="END")
+        )
+        producer, consumer = await setup.pair.next_requests()
+        setup.pair.prefill.send(producer, 0, [0xC3], end_cause=EndCause.HANDED_OVER)
+        chunks = aiter(await stream)
+        assert [choice.text for choice in (await anext(chunks)).choices] == [""], "half a character"
+        for position, token in enumerate([0xA9, ord("E"), ord("N")], start=1):
+            setup.pair.decode.send(consumer, position, [token])
+            [choice] = (await anext(chunks)).choices
+            assert choice.text == ("é" if position == 1 else "")
+        setup.pair.decode.send(consumer, 4, "O", finish_reason=FinishReason.LENGTH)
+        rest = [choice async for chunk in chunks for choice in chunk.choices]
+    assert [(choice.text, choice.finish_reason) for choice in rest] == [("ENO", "length")]
+
+
+async def test_held_back_text_delays_neither_log_probabilities_nor_usage() -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    top = [TokenLogprobs([0xC3], [-0.5], 1), TokenLogprobs([0xA9], [-0.25], 1)]
+    async with http_setup() as setup:
+        asking = asyncio.create_task(
+            setup.client.completions.create(
+                model="tiny", prompt="hello", stream=True, stream_options=options, logprobs=0
+            )
+        )
+        producer, consumer = await setup.pair.next_requests()
+        setup.pair.prefill.send(producer, 0, [0xC3], end_cause=EndCause.HANDED_OVER, logprobs=top[:1])
+        setup.pair.decode.send(consumer, 1, [0xA9], finish_reason=FinishReason.LENGTH, logprobs=top[1:])
+        *chunks, _ = [chunk async for chunk in await asking]
+    shown = [
+        (choice.text, choice.logprobs and choice.logprobs.token_logprobs, chunk.usage and chunk.usage.completion_tokens)
+        for chunk in chunks
+        for choice in chunk.choices
+    ]
+    assert shown == [("", [-0.5], 1), ("é", [-0.25], 2)]
+
+
 async def test_logprobs_come_in_openais_old_shape() -> None:
     async with http_setup() as setup:
         asking = asyncio.create_task(

@@ -23,7 +23,7 @@ def test_a_share_ends_with_its_context_or_before() -> None:
         share.add(FREE_BYTES + 600)
         share.add(400)
         assert budget.num_bytes == 1000
-        with budget.share("") as other, pytest.raises(Overloaded, match="room for 1000"):
+        with budget.share("") as other, pytest.raises(Overloaded, match="the limit is 1000"):
             other.add(FREE_BYTES + 1)
         share.release()
         assert budget.num_bytes == 0

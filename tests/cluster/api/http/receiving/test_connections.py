@@ -46,7 +46,7 @@ def test_if_all_have_requests_the_new_one_has_no_room(caplog: pytest.LogCaptureF
     for clock.now_s in (1.0, 2.0, 70.0):
         assert not connections.add(FakeConnection())
     assert [record.message for record in caplog.records] == [
-        "there are as many HTTP connections as there may be (ingress.http.max_connections): new ones are refused"
+        "the limit on HTTP connections (ingress.http.max_connections) is reached: new connections are refused"
     ] * 2
     connections.discard(first)
     assert connections.add(FakeConnection())

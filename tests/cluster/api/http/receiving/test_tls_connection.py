@@ -29,7 +29,7 @@ async def served(directory: Path, **config: float) -> AsyncIterator[tuple[int, s
     tls = ServerTls(TlsConfig(certificate=files.certificate, key=files.key)).ssl_context()
     serving = chat_pair().serving
     settings = HttpConfig.model_validate({"port": 0, **config})
-    server = HttpServer(serving, view_of(serving), settings, slow_reader_timeout_s=60.0, tls=tls)
+    server = HttpServer(serving, view_of(serving), settings, slow_reader_timeout_s=60.0, tls=tls, host="127.0.0.1")
     port = await server.start()
     try:
         yield port, ssl.create_default_context(cafile=authority.root)

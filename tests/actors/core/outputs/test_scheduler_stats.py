@@ -60,5 +60,5 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
 
 
 def test_the_document_shows_the_transitions_of_the_code() -> None:
-    document = Path(__file__).parents[3] / "docs" / "states.md"
+    document = Path(__file__).parents[4] / "docs" / "states.md"
     assert render_transitions() in document.read_text(encoding="utf-8")

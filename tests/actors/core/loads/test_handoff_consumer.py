@@ -1,7 +1,7 @@
 """The consumer's end of a handoff, as the scheduler drives it.
 
-Tests of actors/core/loads/handoff_loads.py, actors/core/loads/load_room.py, actors/core/loads/loading_requests.py,
-actors/core/loads/remote_kv.py, actors/core/loads/transfer_parts.py, actors/core/steps/waiting_scheduler.py.
+Tests of actors/core/loads/handoff_loads.py, actors/core/loads/loading_requests.py, actors/core/loads/remote_kv.py,
+actors/core/loads/transfer_parts.py, actors/core/steps/waiting_scheduler.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from actors.core.requests.request import FinishReason, Request, RequestStatus
+from actors.core.vllm_view import get_num_new_matched_tokens
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import ProducerEnd
@@ -229,6 +230,26 @@ def test_a_load_that_lost_only_the_first_token_computes_the_last_block_again(num
     assert driver.tokens_of("c") == reference_tokens(range(1, 9), 6, eos=-1)
 
 
+def test_the_error_of_a_whole_load_without_the_first_token_says_what_is_missing() -> None:
+    driver, _ = make_driver(load_failure_policy="fail")
+    driver.scheduler.add_request(consumer())
+    driver.step()
+    driver.step(output_of(finished_recving={"c": ReceivedKV(LoadOutcome.LOADED, 10, None)}))
+    reason = "the producer sent the prompt's whole KV without the first output token"
+    assert driver.end_of("c").error == f"handoff failed: {reason}"
+
+
+def test_vllms_scheduler_would_wait_for_a_load_and_for_nothing_else() -> None:
+    driver, connector = make_driver(limit=1)
+    request, other = consumer("c"), consumer("d")
+    for added in (request, other):
+        driver.scheduler.add_request(added)
+    asked = [get_num_new_matched_tokens(connector, other, num_tokens) for num_tokens in (0, 8, 10)]
+    assert asked == [(10, True), (2, True), (0, False)]
+    driver.step()
+    assert get_num_new_matched_tokens(connector, other, 0) == (None, False), "one is loading"
+
+
 def test_a_failed_load_ends_the_request_if_that_is_the_policy() -> None:
     driver, connector = make_driver(load_failure_policy="fail")
     driver.scheduler.add_request(consumer())
@@ -274,7 +295,7 @@ def test_a_load_past_its_deadline_is_cancelled_and_then_fails_by_policy(policy: 
     assert driver.scheduler.kv_cache_manager.holders() == {"c"}
     driver.step(report("c", LoadOutcome.CANCELLED))
     if policy == "fail":
-        assert driver.end_of("c").error == "handoff failed: no KV within 10 s"
+        assert driver.end_of("c").error == "handoff failed: no KV arrived within 10 s"
     else:
         driver.run()
         assert driver.tokens_of("c") == RIGHT
@@ -429,6 +450,23 @@ def test_no_more_is_loaded_ahead_than_one_batch_and_others_may_pass() -> None:
     driver.step()
     assert list(connector.loading) == ["c1", "c2"]
     assert list(driver.scheduled()) == ["local"]
+
+
+def test_loads_that_are_over_count_among_those_ahead_of_the_batch() -> None:
+    driver, connector = make_driver(max_num_seqs=2)
+    loads = [consumer(name, range(first, first + 8)) for name, first in (("c1", 1), ("c2", 101))]
+    for request in loads:
+        driver.scheduler.add_request(request)
+    for name in ("a", "b"):
+        driver.scheduler.add_request(make_request(name, 4, max_tokens=9, ignore_eos=True))
+    driver.step()
+    for request in loads:
+        load(driver, connector, request)
+        driver.step(report(request.request_id, LoadOutcome.LOADED, 8, 7))
+    driver.scheduler.add_request(consumer("c3", range(201, 209)))
+    driver.step()
+    assert list(driver.scheduled()) == ["a", "b"]
+    assert "c3" not in driver.scheduler.remote.loading
 
 
 def test_no_load_starts_before_a_preempted_request_is_back() -> None:

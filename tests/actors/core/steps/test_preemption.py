@@ -1,6 +1,6 @@
 """When blocks are short: who loses them, and that nobody's tokens change by it.
 
-Tests of actors/core/requests/running_rows.py, actors/core/steps/preemption.py, actors/core/steps/step.py.
+Tests of actors/core/requests/running_rows.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A step is scheduled while another one runs: same tokens, one token too many at most, no block given away early.
 
-Tests of actors/core/steps/running_scheduler.py, actors/core/outputs/scheduler_output.py.
+Tests of actors/core/steps/preemption.py, actors/core/steps/running_scheduler.py,
+actors/core/outputs/scheduler_output.py.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections import deque
 
 import pytest
 
+from actors.core.outputs.engine_core_outputs import Preemption
 from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import RequestStatus
 from actors.core.scheduler import Scheduler
@@ -176,3 +178,15 @@ def test_who_lacks_blocks_waits_for_fenced_ones_and_preempts_nobody() -> None:
     pipeline.update()
     assert (kv.block_pool.num_free_blocks, kv.num_fenced_blocks) == (1, 0)
     assert pipeline.schedule().num_scheduled_tokens == {"first": 1}
+
+
+def test_the_wait_that_a_victims_client_is_told_counts_the_victims_own_fenced_blocks() -> None:
+    """They are free when the step under way is over, so the victim has room when the first of the others ends."""
+    scheduler = make_scheduler(num_blocks=7, overlap=True)
+    pipeline = Pipeline(scheduler)
+    for name, first, max_tokens in (("a", 1, 5), ("b", 21, 9), ("c", 41, 9)):
+        prompt = range(first, first + 7)
+        scheduler.add_request(make_request(name, prompt, max_tokens=max_tokens, ignore_eos=True))
+    pipeline.run()
+    [told] = [output for output in pipeline.driver.outputs if output.preemption is not None]
+    assert (told.request_id, told.preemption) == ("c", Preemption(num_computed_tokens=8, num_wait_steps=3))

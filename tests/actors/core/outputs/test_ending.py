@@ -1,7 +1,7 @@
 """How requests end, and what their clients are told.
 
-Tests of actors/core/feasibility.py, actors/core/outputs/ending.py, actors/core/requests/abilities.py,
-actors/core/requests/stop.py, actors/core/steps/step_update.py.
+Tests of actors/core/feasibility.py, actors/core/requests/abilities.py, actors/core/requests/stop.py,
+actors/core/steps/step_update.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,134 @@
+"""The self-check of a backend: a small batch of mixed requests against attention written out in float32.
+
+The check uses the model's heads, head size, dtype, and each combination of soft-cap, window and direction that its
+layers ask for, in blocks out of order. checks/self_check.py compares the whole model, with the torch backend, with
+transformers' own forward; so a backend that passes here gives the model's logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from actors.model.attention.backend import AttentionBackendKind, AttentionNeeds
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+
+_LONGEST_WINDOW = 24
+"""Longer windows are checked as one of this many tokens: the batch is short, and the length is only a parameter."""
+# Relative to the largest number of a result. Attention in 16 bits rounds queries, weights and results once each.
+_MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request of the check: tokens in the cache before the checked step, and tokens that the step computes."""
+
+    num_computed: int
+    num_new: int
+
+
+_CAUSAL = (_Request(0, 37), _Request(70, 1), _Request(33, 5), _Request(0, 1), _Request(15, 1), _Request(64, 40))
+_WHOLE = (_Request(0, 37), _Request(0, 1), _Request(0, 70))
+"""The requests of a model whose tokens see all of a prompt, which is in one step then."""
+
+
+@torch.inference_mode()
+def find_fault(kind: AttentionBackendKind, needs: AttentionNeeds) -> str | None:
+    """Return how far the backend is from the right result, in words, or None if it is right.
+
+    needs: without an obstacle for this kind
+    """
+    layers = _distinct_layers(needs.geometry.layers)
+    checked = replace(needs, geometry=replace(needs.geometry, layers=layers))
+    try:
+        error = max(_error(kind, checked, layer) for layer in layers)
+    except RuntimeError as failed:
+        # An operator of another package refuses its arguments in this way, whatever the reason.
+        return f"its self-check failed: {str(failed).splitlines()[0]}"
+    limit = _MAX_ERROR[needs.dtype]
+    if not error <= limit:  # This comparison is false for a NaN, so a NaN fails the check.
+        return f"its self-check found an error of {error:.2g} (at most {limit:.2g})"
+    return None
+
+
+def attend_densely(query: Tensor, key: Tensor, value: Tensor, layer: AttentionLayer) -> Tensor:
+    """Attend with the last q tokens of one sequence to all of it, written out in float32.
+
+    query: [num_heads, q, head_dim]; key, value: [num_kv_heads, k, head_dim]
+    Returns [q, num_heads, head_dim].
+    """
+    group = query.shape[0] // key.shape[0]
+    keys, values = (part.float().repeat_interleave(group, 0) for part in (key, value))
+    scores = query.float() @ keys.transpose(1, 2) * layer.scaling
+    if layer.softcap is not None:
+        scores = torch.tanh(scores / layer.softcap) * layer.softcap
+    positions = torch.arange(key.shape[1], device=query.device)
+    own = positions[-query.shape[1] :, None]
+    hidden = positions > own if layer.is_causal else torch.zeros_like(positions > own)
+    if layer.sliding_window is not None:
+        hidden = hidden | (positions <= own - layer.sliding_window)
+    return (scores.masked_fill(hidden, -math.inf).softmax(-1) @ values).transpose(0, 1)
+
+
+def _distinct_layers(layers: Sequence[AttentionLayer]) -> tuple[AttentionLayer, ...]:
+    """One layer of each kind, and at least two, so that a mistake in the layers' distances shows."""
+    kinds = {
+        replace(layer, index=0, sliding_window=layer.sliding_window and min(layer.sliding_window, _LONGEST_WINDOW))
+        for layer in layers
+    }
+    ordered = sorted(kinds, key=repr)
+    return tuple(replace(layer, index=index) for index, layer in enumerate(ordered * (1 if len(ordered) > 1 else 2)))
+
+
+def _error(kind: AttentionBackendKind, needs: AttentionNeeds, layer: AttentionLayer) -> float:
+    """The largest difference from the right result, relative to the right result's largest number."""
+    requests = _CAUSAL if layer.is_causal else _WHOLE
+    geometry, generator = needs.geometry, torch.Generator().manual_seed(layer.index)
+    tables = _block_tables(requests, needs.block_size)
+    shape = (tables.max() + 1, geometry.num_kv_heads, geometry.num_layers, 2, needs.block_size, geometry.head_dim)
+    backend = kind.open(torch.zeros(shape, dtype=needs.dtype, device=needs.device), needs)
+
+    def draw(num_heads: int, num_tokens: int) -> Tensor:
+        drawn = torch.randn(num_heads, num_tokens, geometry.head_dim, generator=generator)
+        return drawn.to(needs.device, needs.dtype)
+
+    lengths = [request.num_computed + request.num_new for request in requests]
+    keys, values = ([draw(geometry.num_kv_heads, length) for length in lengths] for _ in range(2))
+    queries = [draw(geometry.num_heads, length) for length in lengths]
+    for index, request in enumerate(requests):
+        if request.num_computed:
+            before = slice(0, request.num_computed)
+            first = BatchShape(np.array([0, request.num_computed]), np.array([0]), tables[index : index + 1])
+            backend.prepare(first).attend(
+                layer, queries[index][:, before], keys[index][:, before], values[index][:, before]
+            )
+    starts = np.cumsum([0, *(request.num_new for request in requests)])
+    batch = BatchShape(starts, np.array([request.num_computed for request in requests]), tables)
+    new = [
+        torch.cat([part[:, request.num_computed :] for part, request in zip(parts, requests, strict=True)], dim=1)
+        for parts in (queries, keys, values)
+    ]
+    output = backend.prepare(batch).attend(layer, *new).float()
+    expected = torch.cat(
+        [
+            attend_densely(query[:, request.num_computed :], key, value, layer)
+            for query, key, value, request in zip(queries, keys, values, requests, strict=True)
+        ]
+    )
+    return float((output - expected).abs().max() / expected.abs().max())
+
+
+def _block_tables(requests: Sequence[_Request], block_size: int) -> np.ndarray:
+    """[num_requests, max_blocks] int64: every block once, the last ones first, and 0 for those that do not exist."""
+    counts = [-(-(request.num_computed + request.num_new) // block_size) for request in requests]
+    tables = np.zeros((len(requests), max(counts)), dtype=np.int64)
+    next_block = sum(counts)
+    for index, count in enumerate(counts):
+        tables[index, :count] = np.arange(next_block, next_block - count, -1)
+        next_block -= count
+    return tables

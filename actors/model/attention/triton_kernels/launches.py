@@ -1,0 +1,208 @@
+"""Lists what a kernel is started with: its grid and all its arguments. Nothing is started here.
+
+operators.py starts the launches, and a test compiles them for GPUs that are not there. So both have the same arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actors.model.attention.triton_kernels.tile_sizes import TileSize, pad_head_dim, tile_size
+
+WRITE_TOKENS = 16
+"""Tokens that one program of write_kernel writes."""
+MAX_PARTS = 32
+"""A tile's keys are split into this many parts at most; combine_kernel loads all of a row's parts at once."""
+_MIN_PART_KEYS = 256
+"""A part has at least this many keys, so that putting parts together costs little beside reading them."""
+_PROGRAMS_PER_PROCESSOR = 2
+"""Programs that one multiprocessor should have at least, so that one computes while the other waits for memory."""
+
+Argument = Tensor | int | float | bool
+"""An argument of a kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One start of a kernel.
+
+    kernel:    the kernel's name in kernels.py
+    grid:      how many programs, in each of three dimensions
+    arguments: all of the kernel's arguments by name; those in capitals are known to the compiler
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    arguments: dict[str, Argument]
+    num_warps: int
+    num_stages: int
+
+    @property
+    def options(self) -> dict[str, int]:
+        """The compiler's options. Products and sums are fused: Triton 3.9 warns if nobody says whether."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The tiles of a launch, and the requests that they belong to, on the device.
+
+    requests, tokens: [num_tiles] int32
+    query_starts: [num_requests + 1] int32
+    seq_lens:     [num_requests] int32
+    block_tables: [num_requests, max_blocks] int32
+    rows, max_tokens: of a tile; max_tokens * group rows at most hold a token
+    """
+
+    requests: Tensor
+    tokens: Tensor
+    query_starts: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+    rows: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """The attention that a layer asks for.
+
+    softcap: 0 without one; window: 0 without one
+    """
+
+    layer: int
+    scaling: float
+    softcap: float
+    window: int
+    is_causal: bool
+
+
+def choose_num_parts(num_programs: int, max_keys: int, num_processors: int) -> int:
+    """Return into how many parts a tile's keys are split, so that a small batch keeps the whole GPU busy.
+
+    num_programs: without a split: tiles times KV heads
+    max_keys: the most keys that a tile reads
+    """
+    wanted = -(-_PROGRAMS_PER_PROCESSOR * num_processors // num_programs)
+    return max(1, min(wanted, MAX_PARTS, -(-max_keys // _MIN_PART_KEYS)))
+
+
+def write_launch(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor, layer: int) -> Launch:
+    """Return the launch that writes a layer's keys and values.
+
+    key, value: [num_kv_heads, num_tokens, head_dim], the last dimension contiguous; kv_cache: see kernels.py
+    slots: [num_tokens] int32
+    """
+    num_kv_heads, num_tokens, head_dim = key.shape
+    arguments: dict[str, Argument] = {
+        "key": key,
+        "value": value,
+        "kv_cache": kv_cache,
+        "slots": slots,
+        "num_tokens": num_tokens,
+        "key_head_stride": key.stride(0),
+        "key_token_stride": key.stride(1),
+        "value_head_stride": value.stride(0),
+        "value_token_stride": value.stride(1),
+        **_cache_arguments(kv_cache, layer),
+        "TOKENS": WRITE_TOKENS,
+    }
+    num_warps = 4 if pad_head_dim(head_dim) >= 128 else 2
+    return Launch("write_kernel", (-(-num_tokens // WRITE_TOKENS), num_kv_heads, 1), arguments, num_warps, 1)
+
+
+def attend_launch(
+    query: Tensor, kv_cache: Tensor, output: Tensor, tiles: Tiles, call: LayerCall, parts: tuple[Tensor, ...] = ()
+) -> Launch:
+    """Return the launch that computes the attention of all tiles.
+
+    query:  [num_heads, num_tokens, head_dim], the last dimension contiguous
+    output: [num_tokens, num_heads, head_dim], contiguous
+    parts:  as make_parts() returns them, or empty: the keys are not split
+    """
+    num_kv_heads, head_dim = kv_cache.shape[1], kv_cache.shape[5]
+    size = tile_size(tiles.rows, head_dim, kv_cache.dtype)
+    values, maxima, sums = parts or (output, output, output)
+    arguments: dict[str, Argument] = {
+        "query": query,
+        "kv_cache": kv_cache,
+        "output": output,
+        "part_values": values,
+        "part_maxima": maxima,
+        "part_sums": sums,
+        "tile_requests": tiles.requests,
+        "tile_tokens": tiles.tokens,
+        "query_starts": tiles.query_starts,
+        "seq_lens": tiles.seq_lens,
+        "block_tables": tiles.block_tables,
+        "score_scale": call.scaling if call.softcap else call.scaling * math.log2(math.e),
+        "softcap": call.softcap,
+        "window": call.window,
+        "query_head_stride": query.stride(0),
+        "query_token_stride": query.stride(1),
+        "output_token_stride": output.stride(0),
+        **_cache_arguments(kv_cache, call.layer),
+        "table_stride": tiles.block_tables.stride(0),
+        "GROUP": query.shape[0] // num_kv_heads,
+        "ROWS": size.rows,
+        "KEYS": size.keys,
+        "IS_CAUSAL": call.is_causal,
+        "HAS_WINDOW": call.window > 0,
+        "HAS_SOFTCAP": call.softcap > 0,
+        "IS_SPLIT": bool(parts),
+        "UPCAST": query.device.type == "cpu",
+    }
+    num_parts = values.shape[2] if parts else 1
+    return _launch("attend_kernel", (len(tiles.requests), num_kv_heads, num_parts), arguments, size)
+
+
+def make_parts(query: Tensor, kv_cache: Tensor, tiles: Tiles, num_parts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Allocate what the programs of a tile leave for combine_kernel: values, maxima and sums, float32."""
+    shape = (len(tiles.requests), kv_cache.shape[1], num_parts, tiles.rows)
+    values = query.new_empty((*shape, pad_head_dim(kv_cache.shape[5])), dtype=torch.float32)
+    return values, query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
+
+
+def combine_launch(output: Tensor, kv_cache: Tensor, tiles: Tiles, parts: tuple[Tensor, ...]) -> Launch:
+    """Return the launch that puts the parts together."""
+    num_kv_heads, head_dim = kv_cache.shape[1], kv_cache.shape[5]
+    group = output.shape[1] // num_kv_heads
+    values, maxima, sums = parts
+    arguments: dict[str, Argument] = {
+        "part_values": values,
+        "part_maxima": maxima,
+        "part_sums": sums,
+        "output": output,
+        "tile_requests": tiles.requests,
+        "tile_tokens": tiles.tokens,
+        "query_starts": tiles.query_starts,
+        "num_parts": values.shape[2],
+        "output_token_stride": output.stride(0),
+        "GROUP": group,
+        "HEAD_DIM": head_dim,
+        "HEAD_DIM_PADDED": values.shape[4],
+        "ROWS": tiles.rows,
+        "MAX_PARTS": MAX_PARTS,
+    }
+    grid = (len(tiles.requests), num_kv_heads, min(tiles.max_tokens, tiles.rows // group) * group)
+    return Launch("combine_kernel", grid, arguments, 4, 1)
+
+
+def _cache_arguments(kv_cache: Tensor, layer: int) -> dict[str, Argument]:
+    _, _, _, _, block_size, head_dim = kv_cache.shape
+    return {
+        "block_stride": kv_cache.stride(0),
+        "head_stride": kv_cache.stride(1),
+        "layer_start": layer * kv_cache.stride(2),
+        "HEAD_DIM": head_dim,
+        "HEAD_DIM_PADDED": pad_head_dim(head_dim),
+        "BLOCK_SIZE": block_size,
+    }
+
+
+def _launch(kernel: str, grid: tuple[int, int, int], arguments: dict[str, Argument], size: TileSize) -> Launch:
+    return Launch(kernel, grid, arguments, size.num_warps, size.num_stages)

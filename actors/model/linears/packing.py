@@ -1,0 +1,183 @@
+"""Packs the linear layers of a loaded model: their weights go into the order that oneDNN computes with, once.
+
+It comes last at loading: after the weights were read or sliced, and after the checks, which read plain weights. One
+layer is packed after the other, and its plain weight is freed before the next, so a model never is in memory twice.
+Before a plain weight is freed its product is compared with the packed one, and the whole model is compared at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from actors.config import ModelConfig
+from actors.model.attention.probe import GeometryProbe
+from actors.model.checks.self_check import error_limit, relative_error
+from actors.model.errors import SelfCheckFailed, UnsupportedModel
+from actors.model.forward import FlatForward
+from actors.model.linears import onednn
+from actors.model.linears.onednn import RowResults
+from actors.model.linears.packed_linear import FusedProduct, PackedLinear, PackedProduct, Product
+from actors.model.linears.watched_layers import FoundLayer, find_layers, replace_module
+from actors.model.tensor_parallel.group import TensorParallelGroup
+
+logger = logging.getLogger(__name__)
+
+_NUM_TRIAL_TOKENS = 4
+_NUM_COMPARED_ROWS = 4
+
+
+@dataclass(slots=True)
+class PackedLayers:
+    """Counts what was done with a model's linear layers.
+
+    num_packed:   layers that compute with a reordered weight, those of fused products included
+    num_products: products that these layers take
+    num_plain:    layers that were found and left as they are, since a row's result would depend on the batch, or since
+        the packed product gave another result
+    shapes:       (in_features, out_features) of products, by what a row's result depends on
+    """
+
+    num_packed: int = 0
+    num_products: int = 0
+    num_plain: int = 0
+    shapes: dict[RowResults, set[tuple[int, int]]] = field(default_factory=dict)
+
+
+def is_to_pack(
+    model_config: ModelConfig, forward: FlatForward, architecture: str, group: TensorParallelGroup | None
+) -> bool:
+    """Whether the settings and this machine let the linear layers be packed; the ranks of a group agree on it.
+
+    Raises UnsupportedModel if the settings ask for what cannot be done.
+    """
+    if model_config.weight_packing == "none":
+        return False
+    is_on_cpu = forward.model.device.type == "cpu"
+    reason = onednn.reason_against(forward.model.dtype) if is_on_cpu else "the model is not on a CPU"
+    if group is not None and not group.smallest(int(reason is None)):
+        reason = reason or "another rank cannot"
+    if reason is None:
+        return True
+    if model_config.weight_packing == "onednn":
+        raise UnsupportedModel(
+            architecture,
+            f"its linear layers cannot be packed (weight_packing: onednn; with auto they are left plain): {reason}",
+        )
+    if is_on_cpu:
+        logger.info("the linear layers are not packed for oneDNN", extra={"reason": reason})
+    return False
+
+
+def pack_linears(forward: FlatForward, architecture: str) -> PackedLayers:
+    """Pack the linear layers of a model on the CPU whose data type passes onednn.reason_against().
+
+    In a tensor-parallel engine all ranks call this together: it runs the model.
+
+    Raises SelfCheckFailed if the packed model computes something else.
+    """
+    started, report = time.monotonic(), PackedLayers()
+    outputs: list[Tensor] = []
+    groups = find_layers(forward.model, lambda: outputs.append(_run(forward, architecture)))
+    rows = _RowTrials(report)
+    while groups:
+        # Taken out of the list, so that nothing here keeps a plain weight that has been packed.
+        _pack_group(forward.model, groups.pop(0), rows, report)
+    with torch.inference_mode():
+        error, limit = relative_error(_run(forward, architecture), outputs[0]), error_limit(outputs[0].dtype)
+    if not error <= limit:  # a NaN fails, too
+        raise SelfCheckFailed(
+            type(forward.model).__name__,
+            f"its outputs differ by {error:.2g} (at most {limit:.2g}) once its linear layers are packed for oneDNN; "
+            "weight_packing: none serves it without",
+        )
+    logger.info(
+        "packed the linear layers for oneDNN",
+        extra={
+            "num_layers": report.num_packed,
+            "num_products": report.num_products,
+            "num_left_plain": report.num_plain,
+            "relative_error": error,
+            "elapsed_s": round(time.monotonic() - started, 3),
+        },
+    )
+    return report
+
+
+def _run(forward: FlatForward, architecture: str) -> Tensor:
+    tokens = torch.arange(_NUM_TRIAL_TOKENS, device=forward.model.device)
+    return forward(tokens, tokens, GeometryProbe(architecture), tokens)
+
+
+class _RowTrials:
+    """Finds out what a row's result depends on, once for each shape."""
+
+    def __init__(self, report: PackedLayers) -> None:
+        self._tried: dict[tuple[int, int, torch.dtype, bool], RowResults] = {}
+        self._report = report
+
+    def of(self, weight: Tensor, bias: Tensor | None) -> RowResults:
+        out_features, in_features = weight.shape
+        key = (in_features, out_features, weight.dtype, bias is not None)
+        if key not in self._tried:
+            self._tried[key] = onednn.try_rows(in_features, out_features, weight.dtype, has_bias=bias is not None)
+            self._report.shapes.setdefault(self._tried[key], set()).add((in_features, out_features))
+            if self._tried[key] is RowResults.DEPENDENT:
+                logger.warning(
+                    "linear layers of this shape are not packed: a row's result would depend on the batch",
+                    extra={"in_features": in_features, "out_features": out_features},
+                )
+        return self._tried[key]
+
+
+@torch.inference_mode()
+def _pack_group(model: nn.Module, group: list[FoundLayer], trials: _RowTrials, report: PackedLayers) -> None:
+    """Pack layers that take the same inputs as one product; their plain weights are freed."""
+    layers = [found.layer for found in group]
+    sizes = [len(layer.weight) for layer in layers]
+    weight, bias = _joined([layer.weight for layer in layers]), _joined_bias(group)
+    results = trials.of(weight, bias)
+    if results is RowResults.DEPENDENT:
+        report.num_plain += len(group)
+        return
+    inputs = torch.randn(_NUM_COMPARED_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    inputs = inputs.to(weight.dtype)
+    expected = functional.linear(inputs, weight, bias)
+    product = PackedProduct(weight, bias, pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO)
+    if not onednn.is_close(product(inputs), expected):
+        logger.warning("a linear layer is not packed: its product was wrong", extra={"layer": group[0].names[0]})
+        report.num_plain += len(group)
+        return
+    report.num_packed += len(group)
+    report.num_products += 1
+    if len(group) == 1:
+        _replace(model, group[0], product)
+        return
+    fused = FusedProduct(product, sizes)
+    for index, found in enumerate(group):
+        _replace(model, found, partial(fused.part, index=index))
+
+
+def _joined(weights: list[nn.Parameter] | list[Tensor]) -> Tensor:
+    return weights[0].detach() if len(weights) == 1 else torch.cat([weight.detach() for weight in weights])
+
+
+def _joined_bias(group: list[FoundLayer]) -> Tensor | None:
+    biases = [bias for found in group if (bias := found.product_bias) is not None]
+    return _joined(biases) if biases else None
+
+
+def _replace(model: nn.Module, found: FoundLayer, product: Product) -> None:
+    """Let a layer compute with the product, and free its plain weight, whoever else holds the layer."""
+    layer = found.layer
+    layer.register_parameter("weight", None)
+    if isinstance(layer, nn.Linear):
+        replace_module(model, found.names, PackedLinear(layer.in_features, layer.out_features, product))
+    else:
+        layer.product = product

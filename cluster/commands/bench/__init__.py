@@ -1,0 +1,1 @@
+"""`raypd bench`: measures a server of OpenAI's API, or two in turns."""

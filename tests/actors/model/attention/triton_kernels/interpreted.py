@@ -1,0 +1,175 @@
+"""The kernels in Triton's interpreter, against attention written out in float64.
+
+test_kernels.py runs this file in a process of its own: the interpreter is chosen when Triton is imported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.triton_backend import TritonAttention
+from actors.model.attention.triton_kernels import launches, operators
+from actors.model.attention.triton_kernels.launches import choose_num_parts
+
+NUM_KV_HEADS, NUM_LAYERS = 2, 2
+ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""The error allowed in a result of about 1. Attention in 16 bits rounds weights and results once each."""
+MIXED = ((0, 23), (37, 1), (20, 5), (0, 1), (30, 40), (15, 1))
+"""(tokens in the cache, tokens of the step) of each request; what is short and what is long depends on the group."""
+DECODES = ((40, 1), (0, 1), (63, 1))
+
+
+def attend_in_float64(query: Tensor, key: Tensor, value: Tensor, layer: AttentionLayer) -> Tensor:
+    """The last q tokens of one sequence attend to all of it.
+
+    query: [num_heads, q, head_dim]; key, value: [num_kv_heads, k, head_dim]
+    Returns [q, num_heads, head_dim].
+    """
+    group, num_keys, num_queries = query.shape[0] // key.shape[0], key.shape[1], query.shape[1]
+    keys, values = (part.double().repeat_interleave(group, 0) for part in (key, value))
+    scores = query.double() @ keys.transpose(1, 2) * layer.scaling
+    if layer.softcap is not None:
+        scores = torch.tanh(scores / layer.softcap) * layer.softcap
+    positions = torch.arange(num_keys)
+    own = positions[num_keys - num_queries :, None]
+    is_seen = torch.ones(num_queries, num_keys, dtype=torch.bool)
+    if layer.is_causal:
+        is_seen &= positions <= own
+    if layer.sliding_window is not None:
+        is_seen &= positions > own - layer.sliding_window
+    return (scores.masked_fill(~is_seen, -math.inf).softmax(-1) @ values).transpose(0, 1)
+
+
+def check(
+    requests: tuple[tuple[int, int], ...],
+    layer: AttentionLayer,
+    *,
+    head_dim: int = 4,
+    block_size: int = 16,
+    group: int = 3,
+    dtype: torch.dtype = torch.float32,
+    num_processors: int = 8,
+) -> None:
+    """Compute a step of these requests, whose blocks lie in a random order among blocks of NaN."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = np.array(requests)
+    blocks_each = -(-lengths.sum(axis=1) // block_size)
+    order = torch.randperm(int(blocks_each.sum()) + 1, generator=generator).numpy()
+    tables = np.zeros((len(requests), blocks_each.max()), dtype=np.int64)
+    cache = torch.full((len(order), NUM_KV_HEADS, NUM_LAYERS, 2, block_size, head_dim), math.nan, dtype=dtype)
+    states = [torch.randn(2, NUM_KV_HEADS, sum(length), head_dim, generator=generator).to(dtype) for length in requests]
+    first = 0
+    for index, ((computed, _), count) in enumerate(zip(requests, blocks_each, strict=True)):
+        tables[index, :count] = order[first : first + count]
+        first += count
+        for position in range(computed):
+            block = tables[index, position // block_size]
+            cache[block, :, layer.index, :, position % block_size] = states[index][:, :, position].transpose(0, 1)
+    backend = TritonAttention(cache, group, num_processors)
+    shape = BatchShape(np.concatenate([[0], np.cumsum(lengths[:, 1])]), lengths[:, 0], tables)
+    fresh = torch.cat([state[:, :, computed:] for state, (computed, _) in zip(states, requests, strict=True)], dim=2)
+    num_tokens = fresh.shape[2]
+    # As a model's views are: a token's heads lie side by side.
+    query = torch.randn(num_tokens, NUM_KV_HEADS * group, head_dim, generator=generator).to(dtype).transpose(0, 1)
+    keys, values = (part.transpose(0, 1).contiguous().transpose(0, 1) for part in fresh)
+
+    output = backend.prepare(shape).attend(layer, query, keys, values)
+
+    queries = torch.split(query, lengths[:, 1].tolist(), dim=1)
+    expected = torch.cat(
+        [attend_in_float64(part, state[0], state[1], layer) for part, state in zip(queries, states, strict=True)]
+    )
+    torch.testing.assert_close(output.double(), expected, atol=ERROR[dtype], rtol=ERROR[dtype])
+    for index, state in enumerate(states):
+        stored = cache[tables[index, : blocks_each[index]], :, layer.index]
+        stored = stored.permute(2, 1, 0, 3, 4).reshape(2, NUM_KV_HEADS, -1, head_dim)
+        assert torch.equal(stored[:, :, : state.shape[2]], state)
+
+
+@pytest.fixture(autouse=True)
+def _split_short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launches, "_MIN_PART_KEYS", 32)
+
+
+def layer_of(window: int | None = None, softcap: float | None = None, *, is_causal: bool = True) -> AttentionLayer:
+    return AttentionLayer(1, 0.4, softcap, window, is_causal)
+
+
+class TestSample:
+    def test_a_batch_of_all_kinds_of_requests(self) -> None:
+        check(MIXED, layer_of())
+
+    def test_a_window_and_a_cap_in_16_bits(self) -> None:
+        check(DECODES, layer_of(10, 1.5), dtype=torch.bfloat16, head_dim=80, block_size=24)
+
+    def test_a_batch_of_fixed_size_is_filled_up_with_requests_that_touch_nothing(self) -> None:
+        generator = torch.Generator().manual_seed(1)
+        cache = torch.randn(3, 1, 1, 2, 4, 16, generator=generator)
+        before = cache.clone()
+        query, key, value = (torch.randn(2, heads, 16, generator=generator).transpose(0, 1) for heads in (2, 1, 1))
+        starts, seq_lens, tables = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2], [7, 0], [[1, 2], [0, 0]]))
+        operators.write_kv(cache, key, value, torch.tensor([10, -1], dtype=torch.int32), 0)
+        for num_parts in (1, 2):
+            output = torch.full((2, 2, 16), math.nan)
+            operators.attend_tiles(
+                output, query, cache, starts[:2], starts[:2], starts, seq_lens, tables,
+                16, 1, num_parts, 0, 0.3, 0.0, 0, True,
+            )  # fmt: skip
+            stored = torch.cat([cache[1, 0, 0], cache[2, 0, 0, :, :3]], dim=1)
+            expected = attend_in_float64(query[:, :1], stored[:1], stored[1:], AttentionLayer(0, 0.3, None, None))
+            torch.testing.assert_close(output[:1].double(), expected, atol=1e-5, rtol=1e-5)
+            assert torch.equal(output[1], torch.zeros(2, 16))
+        before[2, 0, 0, :, 2] = torch.cat([key[:, 0], value[:, 0]])
+        assert torch.equal(cache, before)
+
+
+class TestShapes:
+    @pytest.mark.parametrize(
+        ("window", "softcap", "block_size", "group"),
+        list(itertools.product((None, 3, 10), (None, 1.5), (1, 4, 16), (1, 3))),
+    )
+    def test_windows_caps_blocks_and_groups(
+        self, window: int | None, softcap: float | None, block_size: int, group: int
+    ) -> None:
+        check(MIXED, layer_of(window, softcap), block_size=block_size, group=group)
+
+    @pytest.mark.parametrize("block_size", [24, 32, 48, 64, 128])
+    def test_block_sizes(self, block_size: int) -> None:
+        check((*DECODES, (9, 30)), layer_of(40), block_size=block_size)
+
+    @pytest.mark.parametrize("group", [2, 5, 7, 8, 16, 33, 64])
+    def test_query_heads_of_a_kv_head(self, group: int) -> None:
+        dtype = torch.float32 if group <= 32 else torch.float16
+        check(((40, 1), (0, 40)), layer_of(), group=group, dtype=dtype)
+
+
+class TestTypes:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+    def test_head_sizes(self, head_dim: int, dtype: torch.dtype) -> None:
+        check(((70, 1), (5, 40)), layer_of(50), head_dim=head_dim, dtype=dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_attention_to_both_sides(self, dtype: torch.dtype) -> None:
+        check(((0, 37), (0, 1), (0, 70)), layer_of(is_causal=False), dtype=dtype)
+
+    @pytest.mark.parametrize("num_processors", [1, 2, 8, 500])
+    def test_any_number_of_parts(self, num_processors: int) -> None:
+        check(((300, 1), (0, 1), (31, 1)), layer_of(), num_processors=num_processors)
+
+
+@pytest.mark.parametrize(
+    ("num_programs", "max_keys", "num_processors", "expected"),
+    [(8, 100_000, 132, 32), (64, 100_000, 132, 5), (8, 700, 132, 22), (8, 40, 132, 2), (512, 100_000, 132, 1)],
+)
+def test_contexts_are_split_until_the_gpu_is_busy(
+    num_programs: int, max_keys: int, num_processors: int, expected: int
+) -> None:
+    assert choose_num_parts(num_programs, max_keys, num_processors) == expected

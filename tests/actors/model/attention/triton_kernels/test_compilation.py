@@ -1,0 +1,59 @@
+"""Triton compiles the kernels for GPUs that are not there, and no kernel needs more than such a GPU has.
+
+Tests of benchmarks/triton_kernels.py, actors/model/attention/triton_kernels/tile_sizes.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.triton_kernels import CAPABILITIES, HEAD_DIMS, Case, usage
+
+MAX_SHARED_BYTES = 99 * 1024
+"""One program can have this much on GPUs of compute capability 8.6 and 8.9; the others have more."""
+
+
+KNOWN_SPILLS = {(100, 80): 8, (100, 96): 8, (100, 112): 8}
+"""Bytes that a kernel keeps in memory for want of registers, by capability and head size: one number each."""
+
+
+def check(case: Case) -> None:
+    for one in usage(case):
+        assert one.spilled_bytes <= KNOWN_SPILLS.get((case.capability, case.head_dim), 0), f"{case}: {one}"
+        assert one.num_registers <= 255, f"{case}: {one}"
+        assert one.shared_bytes <= MAX_SHARED_BYTES, f"{case}: {one}"
+
+
+@pytest.mark.timeout(600)
+def test_the_kernels_of_the_usual_head_size_compile_without_spills() -> None:
+    check(Case(90, 128))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_head_size_compiles_without_spills(capability: int, head_dim: int) -> None:
+    check(Case(capability, head_dim))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(0, 128, block_size=24, group=7, window=4096),
+        Case(0, 256, block_size=128, group=2, window=4096, softcap=50.0),
+        Case(0, 64, torch.float16, block_size=64, group=1),
+        Case(0, 64, group=1, is_causal=False),
+        Case(0, 128, torch.float32),
+        Case(0, 256, torch.float32, block_size=32),
+    ],
+    ids=str,
+)
+def test_windows_caps_directions_and_types_compile_without_spills(capability: int, case: Case) -> None:
+    check(replace(case, capability=capability))
