@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+import pybase64
 
 from cluster.parameters.generation import ChatPrompt, GenerateRequest, ImageInput
 from cluster.parameters.sampling_rules import Violations
@@ -76,6 +77,6 @@ def read_data(image: ImageInput) -> bytes:
     if not comma or not header.startswith("data:") or not header.endswith(";base64"):
         raise ValueError("it is no data URI of the form data:image/png;base64,… (nothing is fetched from elsewhere)")
     try:
-        return base64.b64decode(data, validate=True)
+        return pybase64.b64decode(data, validate=True)
     except binascii.Error as error:
         raise ValueError(f"its data URI is no base64: {error}") from error

@@ -17,7 +17,7 @@ _MAX_ADAPTERS = 10_000
 _MAX_BLOCKS = 200_000
 """The limit of blocks that the router remembers: about 30 MB, and 3 million tokens in blocks of 16."""
 MAX_TOKENS = 262_144
-"""How many tokens of a prompt the router looks at; twice as many would block the event loop for more than 50 ms."""
+"""How many tokens of a prompt the router looks at; their blocks are hashed in 15 ms, and looked up in 10."""
 
 
 class PrefixAwarePair:
@@ -39,17 +39,18 @@ class PrefixAwarePair:
         """
         self._hasher = BlockHasher(block_size, hash_key)
         self._index = PrefixIndex(max_blocks)
+        self._last_hashed: tuple[tuple[str, int], list[BlockHash]] = (("", 0), [])
+        """The newest request's id and number of tokens, and the hashes of its blocks."""
         self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
         """Keys of an engine and of an adapter that the engine got a request for; the least recently used first."""
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Choose a pair, or one engine that prefills and decodes. Raises NoEngineAvailable."""
-        token_ids = _first_token_ids(request)
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         cached: Mapping[EngineKey, int] = {}
         # An engine that has any block of a prompt has its first block: without that one, hash no more.
-        if self._index.find(self._hash(request, token_ids[: self._hasher.block_size])):
-            cached = self._index.find(self._hash(request, token_ids))
+        if self._index.find(self._hash(request, _first_token_ids(request)[: self._hasher.block_size])):
+            cached = self._index.find(self._hash_beginning(request))
 
         def work(engine: EngineT) -> int:
             num_left = num_tokens - self._num_cached_tokens(engine.descriptor, cached)
@@ -64,7 +65,7 @@ class PrefixAwarePair:
         """Note that the route's engines will soon have the prompt's KV, and the request's adapter."""
         computing = route.decode if route.prefill is None else route.prefill
         keys = {computing.descriptor.key, route.decode.descriptor.key}
-        self._index.add(keys, self._hash(request, _first_token_ids(request)))
+        self._index.add(keys, self._hash_beginning(request))
         if request.lora is not None:
             for key in keys:
                 self._note_adapter(key, request.lora.key)
@@ -79,6 +80,14 @@ class PrefixAwarePair:
         """Note that the decode engine has the KV of all tokens but the last one, which no step has read."""
         token_ids = [*request.prompt_token_ids[:MAX_TOKENS], *output_token_ids][:-1]
         self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
+
+    def _hash_beginning(self, request: EngineCoreRequest) -> list[BlockHash]:
+        """Hash the tokens that the router looks at: once for choose() and the on_start() that follows it."""
+        token_ids = _first_token_ids(request)
+        key = (request.request_id, len(token_ids))
+        if self._last_hashed[0] != key:
+            self._last_hashed = (key, self._hash(request, token_ids))
+        return self._last_hashed[1]
 
     def _hash(self, request: EngineCoreRequest, token_ids: list[int]) -> list[BlockHash]:
         hashes: list[BlockHash] = []

@@ -36,7 +36,7 @@ NUM_PROMPT_TOKENS: Final = 96
 NUM_CHUNKS: Final = 6
 """The number of chunks of such a prompt: so many steps, with the configuration below."""
 TRANSFER: Final = KVTransferConfig(
-    transport="tcp", connect_timeout_s=2.0, ready_timeout_s=3.0, handoff_timeout_s=3.0, chunk_timeout_s=1.0
+    transport="tcp", connect_timeout_s=5.0, ready_timeout_s=5.0, handoff_timeout_s=5.0, chunk_timeout_s=4.0
 )
 IMPATIENT: Final = TRANSFER.model_copy(
     update={"connect_timeout_s": 1.0, "ready_timeout_s": 1.0, "handoff_timeout_s": 1.0, "chunk_timeout_s": 0.5}

@@ -33,10 +33,9 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         request_id = request.request_id
         processor = self._serving.newest_model().input_processor
         check_generate(request, processor.limits, processor.model.max_model_len)
+        generate_request = await request_from_proto(request_id, request, context.time_remaining())
         # Closing the generator aborts the request: the garbage collector would do so too late.
-        async with aclosing(
-            self._serving.generate(request_from_proto(request_id, request, context.time_remaining()))
-        ) as chunks:
+        async with aclosing(self._serving.generate(generate_request)) as chunks:
             async for chunk in chunks:
                 await context.write(response_to_proto(request_id, chunk))
 

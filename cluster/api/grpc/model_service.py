@@ -10,7 +10,7 @@ import grpc.aio
 
 from cluster.access.caller import current_caller
 from cluster.api.grpc.conversions.embed import vectors_to_proto
-from cluster.api.grpc.conversions.generate import prompt_from_proto
+from cluster.api.grpc.conversions.generate import prompt_from_proto, token_ids_from_proto
 from cluster.api.grpc.list_lengths import check_tokenize
 from cluster.api.protos.raypd.v1 import model_pb2, model_pb2_grpc
 from cluster.api.shared.version import server_version
@@ -49,7 +49,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         current_caller().allowance.take_request()
         input_processor = self._input_processor(request.model)
         check_tokenize(request, input_processor.limits)
-        prompt = prompt_from_proto(request)
+        prompt = await prompt_from_proto(request)
         if prompt is None:
             raise InvalidRequest(FieldViolation("prompt", "missing", "one of text and chat"))
         adds = request.add_special_tokens if request.HasField("add_special_tokens") else None
@@ -69,9 +69,8 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         current_caller().allowance.take_request()
         input_processor = self._input_processor(request.model)
         input_processor.check_num_to_detokenize(len(request.token_ids))
-        text = await input_processor.detokenize(
-            list(request.token_ids), skip_special_tokens=request.skip_special_tokens
-        )
+        token_ids = await token_ids_from_proto(request.token_ids)
+        text = await input_processor.detokenize(token_ids, skip_special_tokens=request.skip_special_tokens)
         return model_pb2.DetokenizeResponse(text=text)
 
     def _input_processor(self, model: str) -> InputProcessor:

@@ -5,6 +5,7 @@ Tests of cluster/parameters/ranges.py.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -46,12 +47,12 @@ class Api:
 def _by_grpc(name: str, value: Any) -> SamplingOptions:
     message = generate_pb2.GenerateRequest(sampling_params=generate_pb2.SamplingParams(**{name: value}))
     received = generate_pb2.GenerateRequest.FromString(message.SerializeToString())
-    return request_from_proto("r", received, None).sampling
+    return asyncio.run(request_from_proto("r", received, None)).sampling
 
 
 def _by_client(name: str, value: Any) -> SamplingOptions:
     message = generate_pb2.GenerateRequest(sampling_params=make_sampling_params({name: value}))
-    return request_from_proto("r", message, None).sampling
+    return asyncio.run(request_from_proto("r", message, None)).sampling
 
 
 def _by_http(name: str, value: Any) -> SamplingOptions:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
 
 from actors.core.requests.adapter import Adapter
-from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.block_hash import PUBLIC_KEY, BlockHash, BlockHasher, ExtraKeys
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.errors import NoEngineAvailable
@@ -38,8 +39,14 @@ def _engine(
     return _Load(descriptor, num_unfinished_requests)
 
 
+_NUMBERS = itertools.count()
+
+
 def _request(prompt: list[int], salt: str | None = None) -> EngineCoreRequest:
-    return EngineCoreRequest(request_id="r", prompt_token_ids=prompt, sampling_params=SamplingParams(), cache_salt=salt)
+    request_id = f"r{next(_NUMBERS)}"
+    return EngineCoreRequest(
+        request_id=request_id, prompt_token_ids=prompt, sampling_params=SamplingParams(), cache_salt=salt
+    )
 
 
 def _send(router: PrefixAwarePair, request: EngineCoreRequest, engines: list[_Load]) -> Route[_Load]:
@@ -173,3 +180,18 @@ def test_of_very_long_prompts_the_beginning_is_looked_at() -> None:
     elsewhere = router.choose(_request(prompt), [P0, busy, D0])
     assert (elsewhere.prefill, elsewhere.prefix_source) == (P0, PrefixSource(busy.descriptor.kv_address, MAX_TOKENS))
     assert len(router._index) == MAX_TOKENS // BLOCK_SIZE
+
+
+def test_a_request_that_starts_where_it_was_chosen_for_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
+    _send(router, _request(PROMPT), [P0, D0])
+    num_hashed: list[int] = []
+    extend = BlockHasher.extend
+
+    def count(self: BlockHasher, hashes: list[BlockHash], token_ids: list[int], keys: ExtraKeys) -> None:
+        num_hashed.append(len(token_ids))
+        extend(self, hashes, token_ids, keys)
+
+    monkeypatch.setattr(BlockHasher, "extend", count)
+    _send(router, _request(PROMPT), [P0, D0])
+    assert num_hashed == [BLOCK_SIZE, len(PROMPT)]

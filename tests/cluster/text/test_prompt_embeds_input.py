@@ -113,9 +113,9 @@ async def test_a_prompt_too_long_for_the_context_is_refused() -> None:
         (generate_pb2.EMBEDS_DTYPE_UNSPECIFIED, "unspecified"),
     ],
 )
-def test_embeddings_are_read(dtype: generate_pb2.EmbedsDtype, expected: str) -> None:
+async def test_embeddings_are_read(dtype: generate_pb2.EmbedsDtype, expected: str) -> None:
     embeds = generate_pb2.PromptEmbeds(data=b"abcd", num_tokens=1, hidden_size=2, dtype=dtype)
-    request = request_from_proto("a", generate_pb2.GenerateRequest(prompt_embeds=embeds), None)
+    request = await request_from_proto("a", generate_pb2.GenerateRequest(prompt_embeds=embeds), None)
     assert request.prompt == EmbedsPrompt(b"abcd", 1, 2, expected)
 
 

@@ -16,7 +16,7 @@ async def batch_from_proto(
 
     Raises InvalidRequest if `each` has a prompt, or if one of `prompts` is empty.
     """
-    each = request_from_proto(request_id, message.each, timeout_s)
+    each = await request_from_proto(request_id, message.each, timeout_s)
     if each.prompt is not None:
         raise InvalidRequest(FieldViolation("each", "a request with a prompt", "one without; prompts has them"))
     return GenerateManyRequest(

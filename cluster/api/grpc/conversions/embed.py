@@ -50,7 +50,7 @@ async def classify_request_from_proto(message: embed_pb2.ClassifyRequest, timeou
 async def score_request_from_proto(message: embed_pb2.ScoreRequest, timeout_s: float | None) -> ScoreRequest:
     """Read a client's request. timeout_s: how long the call may still take."""
     return ScoreRequest(
-        query=prompt_from_proto(message.query),
+        query=await prompt_from_proto(message.query),
         documents=await prompts_from_proto(message.documents),
         activate=not message.raw_logits,
         **_envelope(message, timeout_s),

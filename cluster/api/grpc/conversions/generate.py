@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from actors.core.outputs.model_runner_output import TokenLogprobs
@@ -47,21 +47,23 @@ _FINISH_REASONS: Final = {
 
 _SLICE_BYTES: Final = 65_536
 """The size of the prompts that are read before the event loop gets a turn."""
+_SLICE_TOKENS: Final = 65_536
+"""The number of tokens that are read before the event loop gets a turn; this takes 3 ms."""
 
 
-def request_from_proto(
+async def request_from_proto(
     request_id: str, message: generate_pb2.GenerateRequest, timeout_s: float | None
 ) -> GenerateRequest:
     """Read a client's request. timeout_s: how long the call may still take."""
     return GenerateRequest(
         request_id=request_id,
-        prompt=prompt_from_proto(message),
+        prompt=await prompt_from_proto(message),
         model=message.model,
         lora_name=message.lora_name,
         lora_digest=message.lora_digest,
         sampling=_sampling(message.sampling_params),
         priority=message.priority,
-        output_token_ids=tuple(message.output_token_ids),
+        output_token_ids=tuple(await token_ids_from_proto(message.output_token_ids)),
         model_version=message.model_version,
         cache_salt=message.cache_salt,
         truncate_prompt_tokens=message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None,
@@ -89,7 +91,7 @@ def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.Gen
     return message
 
 
-def prompt_from_proto(
+async def prompt_from_proto(
     message: generate_pb2.GenerateRequest | generate_pb2.Prompt | model_pb2.TokenizeRequest,
 ) -> Prompt | None:
     """Read a prompt; None if there is none."""
@@ -97,7 +99,7 @@ def prompt_from_proto(
         case "text":
             return TextPrompt(message.text)
         case "token_ids" if not isinstance(message, model_pb2.TokenizeRequest):
-            return TokenPrompt(list(message.token_ids.ids))
+            return TokenPrompt(await token_ids_from_proto(message.token_ids.ids))
         case "chat":
             return ChatPrompt(
                 [
@@ -113,11 +115,21 @@ def prompt_from_proto(
             return None
 
 
+async def token_ids_from_proto(message: Sequence[int]) -> list[int]:
+    """Read a list of tokens, in slices between which the event loop runs. It can have a million of them."""
+    token_ids: list[int] = []
+    while len(token_ids) < len(message):
+        if token_ids:
+            await asyncio.sleep(0)
+        token_ids += message[len(token_ids) : len(token_ids) + _SLICE_TOKENS]
+    return token_ids
+
+
 async def prompts_from_proto(messages: Iterable[generate_pb2.Prompt]) -> list[Prompt | None]:
     """Read many prompts, in slices between which the event loop runs. They can have millions of tokens together."""
     prompts, num_bytes = [], 0
     for message in messages:
-        prompts.append(prompt_from_proto(message))
+        prompts.append(await prompt_from_proto(message))
         num_bytes += message.ByteSize()
         if num_bytes > _SLICE_BYTES:
             num_bytes = 0

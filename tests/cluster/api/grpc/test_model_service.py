@@ -96,6 +96,6 @@ async def test_the_models_own_sampling_defaults_are_shown_and_count_for_requests
     assert described.sampling_defaults == model_pb2.SamplingDefaults(temperature=0.6, top_k=5)
     silent, explicit = generate_pb2.SamplingParams(), generate_pb2.SamplingParams(temperature=1.0, top_k=0)
     for message, expected in ((silent, (0.6, 5)), (explicit, (1.0, 0))):
-        request = request_from_proto("a", generate_pb2.GenerateRequest(text="x", sampling_params=message), None)
+        request = await request_from_proto("a", generate_pb2.GenerateRequest(text="x", sampling_params=message), None)
         params = (await processor.process(request)).sampling_params
         assert (params.temperature, params.top_k) == expected
