@@ -67,6 +67,7 @@ def _is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
+@pytest.mark.more
 def test_a_local_cluster_listens_on_loopback_only_and_nobody_else_enters_its_directory() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # Short: Unix sockets are in there.

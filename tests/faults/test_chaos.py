@@ -25,6 +25,7 @@ async def run_chaos(engines: LiveEngines, num_handoffs: int, num_at_once: int) -
     assert chaos.happened[Action.CUT_DATA] + chaos.happened[Action.CUT_CONTROL] > 0, "this seed is too quiet"
 
 
+@pytest.mark.more
 async def test_sixty_handoffs_with_random_faults_give_the_right_tokens(engines: LiveEngines) -> None:
     await run_chaos(engines, 60, 4)
 

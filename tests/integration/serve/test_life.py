@@ -123,6 +123,7 @@ async def test_what_cannot_be_placed_is_shown_with_what_is_missing(
         assert await scaled(client, 2) == incarnations
 
 
+@pytest.mark.more
 async def test_a_rolling_restart_under_load_loses_nothing(served: str, checkpoint: Callable[[str], Path]) -> None:
     async with GenerateClient(served) as client, load(client, checkpoint("llama")):
         incarnations = await scaled(client, 2)
@@ -153,6 +154,7 @@ async def test_an_engine_that_is_not_there_cannot_be_drained(served: str) -> Non
             await client.drain("decode-9")
 
 
+@pytest.mark.more
 async def test_an_engine_whose_process_is_asked_to_end_is_replaced_and_every_ingress_knows(
     served: str, checkpoint: Callable[[str], Path]
 ) -> None:
@@ -224,6 +226,7 @@ async def answer(client: GenerateClient, prompt: list[int]) -> list[int]:
     return token_ids
 
 
+@pytest.mark.more
 async def test_a_model_is_updated_under_load_and_every_answer_is_one_models(
     served: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -247,6 +250,7 @@ async def test_a_model_is_updated_under_load_and_every_answer_is_one_models(
     assert answers[-1] == expected[1]
 
 
+@pytest.mark.more
 async def test_where_every_process_is_told_to_end_what_runs_is_served_first(
     serve_process: ServeProcess, served: str
 ) -> None:

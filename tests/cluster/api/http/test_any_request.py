@@ -126,6 +126,7 @@ def check_answers(url: str, directory: Path, num_operations: int, *arguments: st
     assert f"Tested: {num_operations}\n" in result.stdout, result.stdout
 
 
+@pytest.mark.more
 def test_any_request_is_answered_as_the_document_says(url: str, tmp_path: Path) -> None:
     few = ("--phases", "coverage,fuzzing", "--max-examples", "3", "--generation-deterministic")
     check_answers(url, tmp_path, len(OPERATIONS), *few)

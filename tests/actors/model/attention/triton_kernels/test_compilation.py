@@ -27,6 +27,7 @@ def check(case: Case) -> None:
         assert one.shared_bytes <= MAX_SHARED_BYTES, f"{case}: {one}"
 
 
+@pytest.mark.more
 @pytest.mark.timeout(600)
 def test_the_kernels_of_the_usual_head_size_compile_without_spills() -> None:
     check(Case(90, 128))

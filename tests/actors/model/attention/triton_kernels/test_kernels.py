@@ -30,6 +30,7 @@ def run_in_interpreter(name: str) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.more
 def test_a_sample_of_batches_is_right() -> None:
     run_in_interpreter("TestSample")
 
