@@ -58,26 +58,33 @@ def _generator_line(summary: Summary) -> str:
 
 
 def _metrics_table(metrics: Mapping[str, Distribution], shown: Sequence[str]) -> Table:
-    table = Table(title=f"milliseconds, with {CONFIDENCE:.0%} intervals", title_justify="left")
-    table.add_column("")
-    found = [(name, metrics[name]) for name in shown if name in metrics]
-    percents = list(found[0][1].percentiles) if found else []
-    for column in ("mean", *(f"P{percent:g}" for percent in percents)):
-        table.add_column(column, justify="right", no_wrap=True)
-    for name, metric in found:
-        cells = [_cell(metric.mean, is_thin=metric.num_values < 10)]
-        cells += [_cell(one, is_thin=metric.is_thin(percent)) for percent, one in metric.percentiles.items()]
-        table.add_row(_NAMES.get(name, name), *cells)
-    if any(metric.is_thin(percent) for _, metric in found for percent in percents):
+    """Show a figure a line: a terminal of 80 columns has room for all of it."""
+    table = Table(title="milliseconds", title_justify="left")
+    table.add_column("", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column(f"{CONFIDENCE:.0%} interval", justify="right", no_wrap=True)
+    is_any_thin = False
+    for name in shown:
+        if name not in metrics:
+            continue
+        metric, label = metrics[name], _NAMES.get(name, name)
+        table.add_row(f"{label} mean", *_cells(metric.mean, is_thin=metric.num_values < 10))
+        for percent, one in metric.percentiles.items():
+            is_thin = metric.is_thin(percent)
+            is_any_thin = is_any_thin or is_thin
+            table.add_row(f"{label} P{percent:g}", *_cells(one, is_thin=is_thin))
+        table.add_section()
+    if is_any_thin:
         table.caption = "~ fewer than five values lie beyond this percentile: single requests decide it"
     return table
 
 
-def _cell(estimate: Estimate, *, is_thin: bool) -> Text:
+def _cells(estimate: Estimate, *, is_thin: bool) -> tuple[Text, Text]:
+    """Return a figure and its interval."""
     if math.isnan(estimate.value):
-        return Text("-")
-    cell = Text(f"{'~' if is_thin else ''}{estimate.value * 1e3:.2f}")
-    return cell.append(f" [{estimate.low * 1e3:.2f}, {estimate.high * 1e3:.2f}]", style="dim")
+        return Text("-"), Text("")
+    value = Text(f"{'~' if is_thin else ''}{estimate.value * 1e3:.2f}")
+    return value, Text(f"{estimate.low * 1e3:.2f} to {estimate.high * 1e3:.2f}", style="dim")
 
 
 def warnings_of(summary: Summary) -> list[str]:

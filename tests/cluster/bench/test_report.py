@@ -25,10 +25,20 @@ def test_a_summary_has_vllms_names_and_the_intervals() -> None:
     assert "HTTP 429: 1 (said of 1)" in lines
     assert "Request throughput (req/s): 0.250" in lines
     assert "Request goodput (req/s): 0.250 (1 requests, 50.0%)" in lines
-    assert "mean P50 P99" in lines
-    assert "TTFT ~500.00 [500.00, 500.00] ~500.00 [500.00, 500.00] ~500.00 [500.00, 500.00]" in lines
-    assert "ITL ~250.00 [250.00, 250.00] ~250.00 [250.00, 250.00] ~250.00 [250.00, 250.00]" in lines
+    assert "value 90% interval" in lines
+    for name in ("mean", "P50", "P99"):
+        assert f"TTFT {name} ~500.00 500.00 to 500.00" in lines
+        assert f"ITL {name} ~250.00 250.00 to 250.00" in lines
     assert not any(line.startswith("TPOT") for line in lines)
+
+
+def test_a_terminal_of_80_columns_shows_every_figure() -> None:
+    written = io.StringIO()
+    records = [record(number, 100.0, 10_000.0 + number, num_tokens=2) for number in range(20)]
+    print_summary(Console(file=written, width=80), summarise(load_result(records), [50.0, 99.0]), ["ttft", "itl"], "t")
+    assert "ITL mean" in written.getvalue()
+    assert "99" in written.getvalue()
+    assert "…" not in written.getvalue()
 
 
 def test_what_makes_figures_doubtful_is_said() -> None:
