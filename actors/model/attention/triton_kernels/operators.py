@@ -8,7 +8,7 @@ on the device. No operator waits for the device, so a CUDA graph can capture eac
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from triton.errors import TritonError
 
 from actors.model.attention.triton_kernels import kernels
@@ -23,7 +23,7 @@ from actors.model.attention.triton_kernels.launches import (
 )
 
 
-@torch.library.custom_op("raypd::write_kv", mutates_args=("kv_cache",))
+@library.custom_op("raypd::write_kv", mutates_args=("kv_cache",))
 def write_kv(kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor, layer: int) -> None:
     """Write a layer's keys and values into their slots.
 
@@ -34,7 +34,7 @@ def write_kv(kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor, layer:
     start(write_launch(_with_dense_rows(key), _with_dense_rows(value), kv_cache, slots, layer))
 
 
-@torch.library.custom_op("raypd::attend_tiles", mutates_args=("output",))
+@library.custom_op("raypd::attend_tiles", mutates_args=("output",))
 def attend_tiles(
     output: Tensor,
     query: Tensor,
