@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 
 from actors.attention_report import AttentionReport
-from actors.config import EngineConfig
+from actors.config import EngineConfig, EngineRoleName
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.adapter import Adapter
 from actors.engine_profile import EngineProfile
 from actors.model_facts import ModelFacts
-from actors.process.asked_to_end import on_request_to_end
+from actors.process.cpu_binding import CpuShare
 from actors.process.garbage_collection import leave_out_what_is_loaded, no_collection
 from actors.process.log_lines import write_log_lines
+from actors.process.openmp import wait_without_spinning
+from actors.process.sigterm_event import on_request_to_end
 from actors.ranks.rank_resources import RankResources
 from kv_transfer.trust.membership import Trust, TrustMaterial
 
@@ -67,13 +70,16 @@ class EngineActor:
     def __init__(self, config: EngineConfig, engine_id: str, incarnation: int, resources: RankResources) -> None:
         """resources: of each further tensor-parallel rank; this actor is rank 0, and has the same resources."""
         write_log_lines()
+        wait_without_spinning()
         # Imported here: the driver and the controller handle this class without loading torch.
         with no_collection():
             from actors.engine_server import EngineServer
             from actors.ranks.ray_executor import RayRankLauncher
 
         self._trust = Trust()
-        self._server = EngineServer(config, engine_id, incarnation, self._trust, RayRankLauncher(resources))
+        share = CpuShare(resources.num_cpus, float(_own_node()["Resources"].get("CPU", 0.0)))
+        ranks = RayRankLauncher(resources)
+        self._server = EngineServer(config, engine_id, incarnation, self._trust, ranks, cpu_share=share)
         self._starting: asyncio.Task[EngineReady] | None = None
         self._is_asked_to_end = on_request_to_end()
 
@@ -135,6 +141,11 @@ class EngineActor:
         return await self._server.reset_prefix_cache(preempt=preempt)
 
     @ray.method(concurrency_group="control")
+    async def set_role(self, role: EngineRoleName) -> None:
+        """Let the engine's steps follow a new role; returns before the next step begins."""
+        await self._server.set_role(role)
+
+    @ray.method(concurrency_group="control")
     async def profile(self, duration_s: float, with_trace: bool) -> EngineProfile:
         """Profile the engine for duration_s seconds. Raises ProfileUnderWay."""
         return await self._server.profile(duration_s, with_trace=with_trace)
@@ -157,6 +168,11 @@ class EngineActor:
 
 def _node_address() -> str:
     """Return this node's address in its Ray cluster, by which the other nodes reach it."""
+    return str(_own_node()["NodeManagerAddress"])
+
+
+def _own_node() -> dict[str, Any]:
+    """Return what Ray says of this node."""
     node_id = ray.get_runtime_context().get_node_id()
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]  # ray
-    return next(str(node["NodeManagerAddress"]) for node in nodes if node["NodeID"] == node_id)
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]  # ray
+    return next(node for node in nodes if node["NodeID"] == node_id)

@@ -14,8 +14,13 @@ from actors.core.loads.transfer_parts import TransferParts
 from actors.core.queue.adapter_cache import AdapterCache
 from actors.core.requests.block_hash import BlockHashKey
 from actors.core.scheduler import Scheduler
+from actors.core.warm_up import num_wave_tokens, plan_waves, run_waves
+from actors.costs.cost_file import CostIdentity
+from actors.costs.cost_keeper import CostKeeper, default_directory
+from actors.costs.engine_costs import EngineCosts
 from actors.engine_core import EngineCore
 from actors.executor import Executor, InProcessExecutor
+from actors.model.device_name import device_name
 from actors.model.grammar.manager import XGrammarManager
 from actors.model.model_runner import ModelRunner
 from actors.ranks.multi_rank_executor import MultiRankExecutor
@@ -23,6 +28,7 @@ from actors.ranks.process_ranks import ProcessRanks
 from actors.ranks.rank_group import RankGroup, gather_ranks
 from actors.ranks.rank_launcher import RankLauncher
 from actors.worker_builder import build_worker
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.control_streams import Control
 from kv_transfer.params import EngineAddress
@@ -67,8 +73,8 @@ def build_engine_core(
         config = _without_chunks(config)
     overlap = config.scheduler.overlap
     if overlap is None:
-        overlap = runner.kv_cache.device.type != "cpu"
-    stores = choose_stores(config.kv_transfer, is_on_gpu=runner.kv_cache.is_cuda)
+        overlap = is_accelerator(runner.kv_cache.device)
+    stores = choose_stores(config.kv_transfer, is_on_gpu=is_accelerator(runner.kv_cache.device))
     scheduler = Scheduler(
         config.scheduler.model_copy(update={"overlap": overlap}),
         config.cache,
@@ -82,16 +88,71 @@ def build_engine_core(
             prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
             staging=_make_staging(identity, runner.layout, kept_embeddings or KeptEmbeddings()),
             config=config.kv_transfer,
+            kv_bytes_per_token=runner.layout.total_num_kv_heads * runner.layout.token_size_bytes,
         ),
         vocab_size=runner.vocab_size,
         clock=time.monotonic,
     )
+    scheduler.chunk_budget.set_aim(config.itl_s)
+    scheduler.chunk_budget.set_role(config.role)
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
-    return EngineCore(
-        scheduler,
-        executor if group is None else MultiRankExecutor(executor, group),
-        hash_key=BlockHashKey(trust.block_hash_key),
+    if group is not None:
+        executor = MultiRankExecutor(executor, group)
+    say("measuring steps")
+    costs = _start_costs(config, identity.engine_id, runner, executor, overlap=overlap)
+    return EngineCore(scheduler, executor, hash_key=BlockHashKey(trust.block_hash_key), costs=costs)
+
+
+def _start_costs(
+    config: EngineConfig, engine_id: str, runner: ModelRunner, executor: Executor, *, overlap: bool
+) -> EngineCosts:
+    """Return what steps take, from a file or from a warm-up; it is saved from now on."""
+    keeper = _cost_keeper(config, runner, engine_id)
+    costs = EngineCosts(keeper.load())
+    if not costs.model().num_steps and runner.generates and runner.is_causal:
+        _warm_up(config, runner, executor, costs, overlap=overlap)
+    costs.keep(keeper)
+    return costs
+
+
+def _cost_keeper(config: EngineConfig, runner: ModelRunner, engine_id: str) -> CostKeeper:
+    """Return the keeper of the engine's cost model."""
+    directory = config.model.step_cost_directory
+    identity = CostIdentity(
+        model=config.model.model[-512:],
+        device=device_name(runner.kv_cache.device)[:512],
+        dtype=runner.dtype,
+        num_ranks=config.parallel.tensor_parallel_size,
     )
+    return CostKeeper(
+        default_directory() if directory is None else Path(directory) if directory else None, identity, engine_id
+    )
+
+
+def _warm_up(
+    config: EngineConfig, runner: ModelRunner, executor: Executor, costs: EngineCosts, *, overlap: bool
+) -> None:
+    """Run steps of a scheduler of their own, so that nothing of them is left in the engine's counters and cache.
+
+    The scheduler has the cache's first blocks, as many as the largest wave needs; rank 0 zeroes them afterwards. The
+    other ranks keep what was computed there, which no request reads.
+    """
+    block_size, settings = config.cache.block_size, config.scheduler
+    num_blocks = min(runner.layout.num_blocks, num_wave_tokens(settings) // block_size + settings.max_num_seqs + 1)
+    scheduler = Scheduler(
+        settings.model_copy(update={"overlap": overlap, "speculative": None}),
+        config.cache.model_copy(update={"enable_kv_events": False}),
+        num_blocks,
+        runner.max_model_len,
+        transfers=TransferParts(connector=SchedulerSide(config.kv_transfer, block_size)),
+        vocab_size=runner.vocab_size,
+        clock=time.monotonic,
+    )
+    core = EngineCore(scheduler, executor, hash_key=BlockHashKey.draw(), costs=costs)
+    waves = plan_waves(settings, runner.max_model_len, num_blocks * block_size)
+    run_waves(core, waves, runner.vocab_size, config.model.step_cost_warm_up_s)
+    costs.end_warm_up()
+    runner.kv_cache[:num_blocks].zero_()
 
 
 def _without_chunks(config: EngineConfig) -> EngineConfig:

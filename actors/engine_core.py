@@ -7,15 +7,20 @@ request which was aborted while the step ran gets none of its tokens.
 With overlap a step is scheduled while the one before it still runs, so that the device never waits for the scheduler.
 The scheduler then lacks only the tokens that are being sampled, which it does not need. For a request that ends with
 one of these tokens the next step computes one token too many, which is dropped.
+
+The durations of steps are fitted (actors/costs), since routing needs to know what a step would take. A step's duration
+begins when it is started, or when the step before it ends if that is later.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.outputs.scheduler_output import SchedulerOutput
@@ -24,8 +29,13 @@ from actors.core.requests.adapter import Adapter
 from actors.core.requests.block_hash import BlockHasher, BlockHashKey
 from actors.core.requests.request import EngineCoreRequest, FinishReason, Request, RequestStatus
 from actors.core.scheduler import Scheduler
+from actors.costs.engine_costs import EngineCosts
+from actors.costs.step_shape import StepShape
 from actors.errors import DuplicateRequest
 from actors.executor import Executor, RunningStep
+
+_MAX_COUNTED_CLIENTS: Final = 1024
+"""The most clients whose requests are counted. Each session is a client, so old ones are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,13 @@ class StepResult:
 
     outputs: dict[int, EngineCoreOutputs]
     is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _StartedStep:
+    output: SchedulerOutput
+    running: RunningStep
+    started_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +88,25 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         *,
         hash_key: BlockHashKey,
+        costs: EngineCosts | None = None,
     ) -> None:
-        """hash_key: key of the block hashes, the same in all engines that exchange KV."""
+        """Run no step yet.
+
+        hash_key: key of the block hashes, the same in all engines that exchange KV
+        costs:    takes the durations of the steps
+        """
         self.scheduler = scheduler
         self.executor = executor
         self._clock = clock
         self._hasher = BlockHasher(scheduler.block_size, hash_key)
         self._max_steps_ahead = int(scheduler.overlaps)
-        self._under_way: deque[tuple[SchedulerOutput, RunningStep]] = deque()
+        self._under_way: deque[_StartedStep] = deque()
+        self._step_costs = costs or EngineCosts()
+        self._last_end_s = -math.inf
+        self._num_replayed_steps = 0
         self._inbox: deque[_Submission | _Abort | _Preload | _Question] = deque()
         self._refused: list[tuple[int, EngineCoreOutput]] = []
+        self._num_taken: OrderedDict[int, int] = OrderedDict()
 
     def submit(self, request: EngineCoreRequest, client_index: int = 0) -> None:
         """Queue a request; from any thread. A refusal comes back as the request's output."""
@@ -110,7 +136,8 @@ class EngineCore:
         if scheduler_output.structured_output_request_ids:
             self._fill_bitmask(scheduler_output)
         if not (scheduler_output.is_empty() and self._under_way):
-            self._under_way.append((scheduler_output, self.executor.start(scheduler_output)))
+            started_s = self._clock()
+            self._under_way.append(_StartedStep(scheduler_output, self.executor.start(scheduler_output), started_s))
         if scheduler_output.total_num_scheduled_tokens and len(self._under_way) <= self._max_steps_ahead:
             return StepResult(self._with_refusals({}), is_idle=False)
         return self._finish_step(is_news=not scheduler_output.is_empty())
@@ -125,8 +152,10 @@ class EngineCore:
 
     def _finish_step(self, *, is_news: bool) -> StepResult:
         """Wait for the oldest step and take it in. is_news: something was scheduled just now."""
-        scheduler_output, running = self._under_way.popleft()
-        model_output = running.result()
+        started = self._under_way.popleft()
+        scheduler_output, model_output = started.output, started.running.result()
+        self._note_duration(started)
+        self._num_replayed_steps += model_output.is_replayed
         self._empty_inbox()
         outputs = self.scheduler.update_from_output(scheduler_output, model_output)
         transfers = model_output.kv_connector_output
@@ -135,17 +164,39 @@ class EngineCore:
         is_idle = not (has_moved or self._under_way or self._has_work_pending())
         return StepResult(self._with_refusals(outputs), is_idle)
 
+    def _note_duration(self, started: _StartedStep) -> None:
+        ended_s = self._clock()
+        began_s, self._last_end_s = max(started.started_s, self._last_end_s), ended_s
+        output = started.output
+        # Images and adapters take time of their own, which is no part of the model's steps.
+        if output.total_num_scheduled_tokens and not (output.scheduled_encoder_inputs or output.adapter_commands):
+            batch, drafts = output.batch, output.scheduled_spec_decode_tokens
+            num_drafts = max(map(len, drafts.values()), default=0)
+            shape = StepShape.of_batch(batch.num_new_tokens, batch.num_computed_tokens, num_drafts)
+            self._step_costs.observe(shape, ended_s - began_s)
+
     def seconds_to_next_deadline(self) -> float | None:
         """Return how long an idle engine may sleep; None if until something comes in."""
         deadline_s = self.scheduler.next_deadline()
         return None if deadline_s is None else max(0.0, deadline_s - self._clock())
 
     def make_stats(self) -> SchedulerStats:
-        """Return a snapshot of the scheduler's counters; only from the engine thread."""
-        return self.scheduler.make_stats()
+        """Return a snapshot of the scheduler's counters; only from the engine thread.
+
+        From here on the scheduler predicts steps with the newest cost model.
+        """
+        model = self._step_costs.model()
+        self.scheduler.chunk_budget.use_model(model)
+        stats = self.scheduler.make_stats()
+        return replace(stats, step_costs=model, num_replayed_steps=self._num_replayed_steps)
+
+    def num_taken_by_client(self) -> dict[int, int]:
+        """Return how many requests of each client were taken out of the inbox; only from the engine thread."""
+        return dict(self._num_taken)
 
     def shutdown(self) -> None:
-        """Release the executor's memory, links and threads."""
+        """Release the executor's memory, links and threads, and save what steps take."""
+        self._step_costs.close()
         self.scheduler.shutdown()
         if self.scheduler.structured_output is not None:
             self.scheduler.structured_output.shutdown()
@@ -167,6 +218,9 @@ class EngineCore:
                 self._finish(command)
 
     def _add(self, submission: _Submission) -> None:
+        self._num_taken[submission.client_index] = self._num_taken.get(submission.client_index, 0) + 1
+        if len(self._num_taken) > _MAX_COUNTED_CLIENTS:
+            self._num_taken.popitem(last=False)
         request = Request.from_engine_core_request(
             submission.request, submission.client_index, self._hasher, now_s=self._clock()
         )

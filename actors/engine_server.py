@@ -15,9 +15,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import grpc
+import torch
 
 from actors.attention_report import AttentionReport
-from actors.config import EngineConfig
+from actors.config import EngineConfig, EngineRoleName
 from actors.core.loads.embedding_transfers import EmbeddingFetch
 from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.outputs.scheduler_stats import SchedulerStats
@@ -36,14 +37,19 @@ from actors.engine_profile import EngineProfile
 from actors.engine_thread import EngineThread
 from actors.errors import EncodeRefused, EngineNotStarted, ProfileUnderWay
 from actors.model.attention_offers import report_attention
+from actors.model.loader import choose_device
 from actors.model_facts import ModelFacts
+from actors.process.cpu_binding import ComputeThreads, CpuBinding, CpuShare, decide_binding, read_host_cpus
 from actors.process.loop_watch import LoopWatch
 from actors.process.profiling import EngineProfiler
 from actors.ranks.process_ranks import ProcessRanks
 from actors.ranks.rank_launcher import RankLauncher
+from actors.sessions.block_messages import CachedBlocks
+from actors.sessions.block_reports import BlockReports
 from actors.sessions.remote_encoding import EncodeService, RemoteEncoders
 from actors.sessions.session_messages import MAX_MESSAGE_BYTES
 from actors.sessions.session_server import SessionServer
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.links.grpc_control import GrpcControl
 from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.params import EngineAddress
@@ -82,13 +88,23 @@ class EngineServer:
         incarnation: int,
         trust: Trust,
         launch_ranks: RankLauncher = ProcessRanks,
+        *,
+        cpu_share: CpuShare | None = None,
     ) -> None:
-        """trust: holds the cluster's secret before start(), and follows it from then on."""
+        """Prepare an engine.
+
+        trust: holds the cluster's secret before start(), and follows it from then on
+        cpu_share: the CPUs that Ray has reserved; None outside of Ray
+        """
         self._config = config
         self._trust = trust
         self.refusals = Refusals()
         """Counts of the connections that were refused because their caller did not prove the cluster's secret."""
         self._launch_ranks = launch_ranks
+        self._cpu_share = cpu_share
+        if cpu_share is not None and not config.parallel.num_threads:
+            parallel = config.parallel.model_copy(update={"num_threads": max(1, int(cpu_share.num_cpus))})
+            self._config = config.model_copy(update={"parallel": parallel})
         self._engine_id = engine_id
         self._incarnation = incarnation
         self._progress = "starting"
@@ -98,6 +114,8 @@ class EngineServer:
         self.loop_watch = LoopWatch()
         self._started_core: EngineCore | None = None
         self._thread: EngineThread | None = None
+        self._facts: ModelFacts | None = None
+        self._block_reports: BlockReports | None = None
         self.refused_messages = RefusedMessages()
         self._encoding: dict[tuple[int, str, int], asyncio.Task[None]] = {}
         """Requests whose images are being encoded elsewhere, by client, id and attempt."""
@@ -150,12 +168,28 @@ class EngineServer:
             kept_embeddings,
             trust=self._trust,
         )
-        self._thread = EngineThread(core, sessions.deliver, self._on_death, self._wake)
+        binding = await asyncio.to_thread(self._decide_binding)
+        self._facts = replace(core.executor.facts, cpu_threads=str(binding))
+        self._block_reports = BlockReports.of(core.scheduler, sessions.deliver_kv_events)
+        self._thread = EngineThread(core, sessions.deliver, self._on_death, self._wake, binding, self._block_reports)
         self._thread.start()
         await self._server.start()
         self.loop_watch.start()
         self._say("serving")
         return address
+
+    def _decide_binding(self) -> CpuBinding:
+        """Hold cores for the engine thread, if the settings and the host allow it."""
+        parallel = self._config.parallel
+        threads = ComputeThreads(
+            torch.get_num_threads(),
+            parallel.cpu_binding,
+            parallel.tensor_parallel_size,
+            is_accelerator(choose_device(self._config.model)),
+        )
+        binding = decide_binding(threads, self._cpu_share, read_host_cpus())
+        logger.info("engine computes with %s", binding, extra={"engine_id": self._engine_id})
+        return binding
 
     def _first_rank(self) -> Party:
         """Return the party that this process is on KV links: the engine, or its rank 0."""
@@ -238,6 +272,14 @@ class EngineServer:
             self._core.abort(request_id, client_index, attempt)
         self._wake.set()
 
+    async def send_cached_blocks(self, begin: int, deliver: Callable[[CachedBlocks], None]) -> int | None:
+        """Deliver a part of a snapshot of the prefix cache, after all events so far; SessionEngine has the contract."""
+        if (reports := self._block_reports) is None:
+            return None
+        next_begin = await self._ask(lambda: reports.send_part(begin, deliver))
+        assert next_begin is None or isinstance(next_begin, int)
+        return next_begin
+
     async def load_adapter(self, adapter: Adapter) -> str | None:
         """Load an adapter before any request needs it; returns why the load failed, or None. From any event loop."""
         loop = asyncio.get_running_loop()
@@ -264,6 +306,11 @@ class EngineServer:
         core = self._core
         return bool(await self._ask(lambda: core.scheduler.reset_prefix_cache(reset_running_requests=preempt)))
 
+    async def set_role(self, role: EngineRoleName) -> None:
+        """Mix prompts into decoding steps as engines of this role do, from the next step on. From any event loop."""
+        core = self._core
+        await self._ask(lambda: core.scheduler.chunk_budget.set_role(role))
+
     async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
         """Profile the engine for duration_s seconds. From any event loop. Raises ProfileUnderWay."""
         if not self._profiling.acquire(blocking=False):
@@ -289,12 +336,22 @@ class EngineServer:
     @property
     def facts(self) -> ModelFacts:
         """The loaded model's facts. Raises EngineNotStarted."""
-        return self._core.executor.facts
+        if self._facts is None:
+            raise EngineNotStarted(self._engine_id)
+        return self._facts
 
     @property
     def stats(self) -> SchedulerStats:
         """The scheduler's newest snapshot."""
-        stats = self._thread.stats if self._thread is not None else SchedulerStats()
+        return self._with_refusals(self._thread.stats if self._thread is not None else SchedulerStats())
+
+    def stats_for(self, client_index: int) -> SchedulerStats:
+        """Return the newest snapshot, with the number of a session's requests that were taken in before it."""
+        return self._with_refusals(
+            self._thread.stats_for(client_index) if self._thread is not None else SchedulerStats()
+        )
+
+    def _with_refusals(self, stats: SchedulerStats) -> SchedulerStats:
         return replace(
             stats,
             num_refused_connections=self.refusals.total,

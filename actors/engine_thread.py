@@ -6,10 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_core import EngineCore
+from actors.process.cpu_binding import CpuBinding
+from actors.sessions.block_reports import BlockReports
 
 logger = logging.getLogger(__name__)
 
@@ -31,15 +34,23 @@ class EngineThread:
         deliver: Callable[[dict[int, EngineCoreOutputs]], None],
         on_death: Callable[[BaseException], None],
         wake: threading.Event,
+        binding: CpuBinding | None = None,
+        block_reports: BlockReports | None = None,
     ) -> None:
-        """deliver and on_death are called on the engine thread; wake is shared with the connector's worker side."""
+        """deliver and on_death are called on the engine thread; wake is shared with the connector's worker side.
+
+        binding:       the cores of the thread; None leaves it on any
+        block_reports: report what the prefix cache has, twice a second while the engine steps, and oftener if they must
+        """
+        self._block_reports = block_reports
         self._core = core
         self._deliver = deliver
         self._on_death = on_death
         self._wake = wake
+        self._binding = binding
         self._is_stopping = False
         self._step_began_s: float | None = None
-        self._stats = core.make_stats()
+        self._stats, self._num_taken = core.make_stats(), core.num_taken_by_client()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -64,6 +75,13 @@ class EngineThread:
         """The newest snapshot, at most half a second old while the engine steps."""
         return self._stats
 
+    def stats_for(self, client_index: int) -> SchedulerStats:
+        """Return the newest snapshot, with the number of the client's requests that were taken in before it."""
+        stats, load = self._stats, self._stats.load_report
+        if load is None:
+            return stats
+        return replace(stats, load_report=replace(load, num_taken_requests=self._num_taken.get(client_index, 0)))
+
     @property
     def is_idle(self) -> bool:
         """Whether the engine has no request, from the request's submission on. Never out of date, unlike `stats`."""
@@ -78,6 +96,8 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
+            if self._binding is not None:
+                self._binding.bind_this_thread()
             self._step_until_stopped()
         except BaseException as error:
             # A broken invariant kills this engine and only this engine; the pool replaces it.
@@ -85,6 +105,8 @@ class EngineThread:
             self._on_death(error)
         finally:
             self._core.shutdown()
+            if self._binding is not None:
+                self._binding.release()
 
     def _step_until_stopped(self) -> None:
         next_stats_s = 0.0
@@ -96,8 +118,13 @@ class EngineThread:
             if result.outputs:
                 self._deliver(result.outputs)
             if now_s >= next_stats_s or result.is_idle or not self._stats.has_requests:
-                self._stats = self._core.make_stats()
+                # The older count with the newer load is harmless for a moment: a client then counts a request twice.
+                self._stats, self._num_taken = self._core.make_stats(), self._core.num_taken_by_client()
                 next_stats_s = now_s + _STATS_INTERVAL_S
+                if self._block_reports is not None:
+                    self._block_reports.report()
+            elif self._block_reports is not None and self._block_reports.is_due:
+                self._block_reports.report()
             self._step_began_s = None
             # Checked again: stop() may have come after the loop did, and just before the event was cleared.
             if result.is_idle and not self._is_stopping:

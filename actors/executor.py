@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +10,7 @@ from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.model_facts import ModelFacts
-from actors.worker import Worker
+from actors.worker import Worker, WorkerStep
 
 
 class RunningStep(Protocol):
@@ -59,6 +59,8 @@ class InProcessExecutor:
             dtype=runner.dtype,
             attention_backend=runner.attention_backend,
             attention_reason=runner.attention_reason,
+            linear_layers=runner.linear_layers,
+            cuda_graphs=runner.cuda_graphs,
         )
 
     @property
@@ -69,7 +71,7 @@ class InProcessExecutor:
     def start(self, scheduler_output: SchedulerOutput) -> RunningStep:
         """Compute a step, in the worker's thread if it has one."""
         if self._thread is not None:
-            return self._thread.submit(self._worker.execute_model, scheduler_output)
+            return _LaunchedStep(self._thread, self._thread.submit(self._worker.launch, scheduler_output))
         return _FinishedStep(self._worker.execute_model(scheduler_output))
 
     def encode(self, image: EncoderInput) -> PackedArray:
@@ -83,6 +85,18 @@ class InProcessExecutor:
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._worker.shutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchedStep:
+    """A step that the worker's thread launches before the step after it."""
+
+    thread: ThreadPoolExecutor
+    launched: Future[WorkerStep]
+
+    def result(self) -> ModelRunnerOutput:
+        step = self.launched.result()
+        return step.result() if step.is_finished else self.thread.submit(step.result).result()
 
 
 @dataclass(frozen=True, slots=True)

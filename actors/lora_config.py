@@ -25,21 +25,34 @@ class LoraConfig(BaseModel):
 
     adapters: dict[AdapterName, str] = Field(
         default_factory=dict,
-        description="Directory of each adapter, by the name that requests use; loaded when an engine starts.",
+        description="This maps the name of each adapter, by which requests use it, to its directory. These adapters "
+        "are loaded when an engine starts.",
     )
     allowed_directories: tuple[str, ...] = Field(
         (),
-        description="Directories below which adapters may be loaded while the cluster runs. A request that names an "
-        "unknown adapter gets the adapter in the directory of that name below one of them.",
+        description="Adapters may be loaded from below these directories while the cluster runs. A request that "
+        "names an unknown adapter gets the adapter in the directory of that name below one of them. By default none "
+        "can be loaded later.",
     )
     max_lora_rank: int = Field(
-        16, ge=1, le=1024, description="Highest rank of an adapter; adapters of a higher rank are refused."
+        16,
+        ge=1,
+        le=1024,
+        description="An adapter of a higher rank than this is refused: every slot of a batch has memory for "
+        "matrices of this rank.",
     )
     max_cpu_loras: int = Field(
-        16, ge=1, description="Most adapters that an engine keeps; the least recently used one is dropped for another."
+        16,
+        ge=1,
+        description="An engine keeps at most this many adapters in memory; the least recently used one is dropped "
+        "for another.",
     )
-    max_adapter_mib: int = Field(512, ge=1, description="Largest adapter, in MiB of weights.")
-    load_timeout_s: float = Field(60.0, gt=0, description="Seconds that a request waits for its adapter to be loaded.")
+    max_adapter_mib: int = Field(
+        512, ge=1, description="An adapter whose weights have more than this many MiB is refused."
+    )
+    load_timeout_s: float = Field(
+        60.0, gt=0, description="A request waits at most this many seconds for its adapter to be loaded; then it fails."
+    )
 
     @model_validator(mode="after")
     def _means_the_same_everywhere(self) -> LoraConfig:
@@ -52,8 +65,8 @@ class LoraConfig(BaseModel):
     def _has_room(self) -> LoraConfig:
         if len(self.adapters) > self.max_cpu_loras:
             raise ValueError(
-                f"adapters has {len(self.adapters)}, max_cpu_loras is {self.max_cpu_loras}: an engine could not keep "
-                "all that it loads at its start"
+                f"adapters lists {len(self.adapters)} adapters, more than max_cpu_loras ({self.max_cpu_loras}): an "
+                "engine could not keep all that it loads at its start"
             )
         return self
 

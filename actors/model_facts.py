@@ -24,6 +24,9 @@ class ModelFacts:
     dtype: data type that the model computes in, and that a prompt's embeddings are cast to
     images: arrays that the encoder takes; None if the model takes no images
     attention_backend, attention_reason: name of the backend that computes attention, and why it was chosen, for display
+    linear_layers: whether the order of their weights is oneDNN's, and why not, for display
+    cpu_threads: number of torch's threads and their cores, or why they compute on any, for display
+    cuda_graphs: the batch sizes that were captured, or why there are none, for display
     """
 
     max_model_len: int
@@ -40,6 +43,9 @@ class ModelFacts:
     dtype: str = "float32"
     attention_backend: str = ""
     attention_reason: str = ""
+    linear_layers: str = ""
+    cpu_threads: str = ""
+    cuda_graphs: str = ""
 
     @property
     def request_limits(self) -> RequestLimits:

@@ -4,10 +4,43 @@ from __future__ import annotations
 
 from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.outputs.scheduler_output import SchedulerOutput
+from actors.model.launched_step import LaunchedStep
 from actors.model.model_runner import ModelRunner
 from kv_transfer.connector.interface import KVConnectorWorker
 from kv_transfer.connector.steps import KVConnectorMetadata
 from kv_transfer.links.link_compatibility import PairingFacts
+
+
+class WorkerStep:
+    """A step that a worker has launched."""
+
+    def __init__(
+        self,
+        launched: LaunchedStep,
+        connector: KVConnectorWorker | None,
+        adapter_loads: dict[str, str | None] | None,
+    ) -> None:
+        """Take the reports at once if the step is finished."""
+        self._launched, self._connector, self._adapter_loads = launched, connector, adapter_loads
+        self._output: ModelRunnerOutput | None = None
+        if launched.is_finished:
+            self.result()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether result() returns at once, and may be called by any thread."""
+        return self._output is not None
+
+    def result(self) -> ModelRunnerOutput:
+        """Wait for the step's outputs."""
+        if self._output is None:
+            output = self._launched.result()
+            if self._adapter_loads is not None:
+                output.adapter_loads = self._adapter_loads
+            if self._connector is not None:
+                output.kv_connector_output = self._connector.take_output()
+            self._output = output
+        return self._output
 
 
 class Worker:
@@ -28,25 +61,22 @@ class Worker:
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step; the output also has this rank's transfer reports and adapter loads since the last step."""
-        adapters = self.runner.adapters
-        if adapters is None:
-            return self._execute(scheduler_output)
-        if scheduler_output.adapter_commands is not None:
-            adapters.obey(scheduler_output.adapter_commands)
-        adapter_loads = adapters.take_results()
-        output = self._execute(scheduler_output)
-        output.adapter_loads = adapter_loads
-        return output
+        return self.launch(scheduler_output).result()
 
-    def _execute(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, scheduler_output: SchedulerOutput) -> WorkerStep:
+        """Begin what execute_model() does; see ModelRunner.launch()."""
+        adapters, adapter_loads = self.runner.adapters, None
+        if adapters is not None:
+            if scheduler_output.adapter_commands is not None:
+                adapters.obey(scheduler_output.adapter_commands)
+            adapter_loads = adapters.take_results()
         if self._connector is None:
-            return self.runner.execute_model(scheduler_output)
+            return WorkerStep(self.runner.launch(scheduler_output), None, adapter_loads)
         metadata = scheduler_output.kv_connector_metadata or KVConnectorMetadata()
         self._connector.start_step(metadata)
-        output = self.runner.execute_model(scheduler_output)
+        launched = self.runner.launch(scheduler_output)
         self._connector.finish_step(metadata)
-        output.kv_connector_output = self._connector.take_output()
-        return output
+        return WorkerStep(launched, self._connector, adapter_loads)
 
     def shutdown(self) -> None:
         """Close the connector's links and threads, and stop loading adapters."""

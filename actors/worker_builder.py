@@ -10,6 +10,7 @@ from actors.model.loaded_runner import LoadedRunner
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from actors.worker import Worker
 from kv_transfer.connector.interface import KVConnectorWorker
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.links.control_streams import Control
 from kv_transfer.params import EngineAddress
 from kv_transfer.sides.rank_parts import RankParts
@@ -51,12 +52,13 @@ def build_worker(
     runner = loaded.initialize(num_blocks)
     say("warming up")
     runner.warm_up()
+    runner.capture_graphs(config.model, config.scheduler.max_num_seqs, say)
     take_other_pages(runner.kv_cache)
     pairs = WorkerSide(
         config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
     )
     connector: KVConnectorWorker = StagingSide(RankParts(pairs, runner.layout), runner.kv_cache)
-    stores = choose_stores(config.kv_transfer, is_on_gpu=runner.kv_cache.is_cuda)
+    stores = choose_stores(config.kv_transfer, is_on_gpu=is_accelerator(runner.kv_cache.device))
     if stores:
         say("opening KV stores")
         workers = [store.make_worker(runner.layout) for store in stores]

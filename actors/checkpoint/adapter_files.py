@@ -107,7 +107,9 @@ def _weights_path(directory: str, limits: LoraConfig) -> Path:
     except OSError as error:
         raise AdapterRefused(f"{path} cannot be read: {error.strerror}") from error
     if num_bytes > limits.max_adapter_mib << 20:
-        raise AdapterRefused(f"{path} has {num_bytes >> 20} MiB; lora.max_adapter_mib is {limits.max_adapter_mib}")
+        raise AdapterRefused(
+            f"{path} has {num_bytes >> 20} MiB, more than lora.max_adapter_mib ({limits.max_adapter_mib})"
+        )
     return path
 
 

@@ -108,7 +108,7 @@ class AdapterConfig:
             alpha_pattern=tuple((key, _alpha(key, value)) for key, value in (given.alpha_pattern or {}).items()),
         )
         if config.max_rank > max_rank:
-            raise AdapterRefused(f"its rank is {config.max_rank}; max_lora_rank is {max_rank}")
+            raise AdapterRefused(f"its rank is {config.max_rank}, and lora.max_lora_rank allows {max_rank}")
         _check_patterns(config)
         return config
 

@@ -31,9 +31,10 @@ from actors.core.loads.remote_kv import RemoteKV
 from actors.core.loads.transfer_parts import NO_TRANSFERS, TransferParts
 from actors.core.outputs.ending import Ending
 from actors.core.outputs.engine_core_outputs import EndCause, EngineCoreOutputs
+from actors.core.outputs.load_report import LoadMeter
 from actors.core.outputs.model_runner_output import DraftTokenIds, ModelRunnerOutput
 from actors.core.outputs.scheduler_output import SchedulerOutput
-from actors.core.outputs.scheduler_stats import SchedulerStats, SpecDecodingStats
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.preparation import Preparation
 from actors.core.queue.adapter_cache import AdapterCache
 from actors.core.queue.fair_queue import create_request_queue
@@ -46,6 +47,7 @@ from actors.core.requests.request import Request, RequestStatus
 from actors.core.requests.running_rows import RunningRows
 from actors.core.requests.stop import find_stop
 from actors.core.requests.structured_output import StructuredOutputManager
+from actors.core.steps.chunk_budget import ChunkBudget
 from actors.core.steps.client_outputs import ClientOutputs
 from actors.core.steps.preemption import Preemptor
 from actors.core.steps.running_scheduler import RunningScheduler
@@ -84,18 +86,17 @@ class Scheduler:
         self.structured_output = structured_output
         self._clock = clock
         self._abilities = engine_abilities(worker_abilities, transfers.connector, structured_output)
-        self._kv_events = KVEventLog() if cache_config.enable_kv_events else None
+        self.kv_events = KVEventLog() if cache_config.has_kv_events else None
         self.kv_cache_manager = kv = KVCacheManager(
-            num_blocks, self.block_size, cache_config.enable_prefix_caching, self._kv_events, transfers.stores
+            num_blocks, self.block_size, cache_config.enable_prefix_caching, self.kv_events, transfers.stores
         )
         self.encoder_cache_manager = EncoderCacheManager(scheduler_config.encoder_cache_size)
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self._queues = queues = Queues.create(scheduler_config, cache_config)
         self._client_outputs = ClientOutputs()
-        self._stats = SchedulerStats(num_blocks=num_blocks, block_size=self.block_size)
-        if scheduler_config.speculative is not None:
-            self._stats.spec_decoding_stats = SpecDecodingStats(scheduler_config.speculative.num_tokens)
+        self._stats = SchedulerStats.first(num_blocks, self.block_size, scheduler_config.speculative)
+        self._load_meter = LoadMeter(scheduler_config, kv.block_pool, self.block_size, transfers.kv_bytes_per_token)
         self._draft_control = make_draft_control(scheduler_config)
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         self._common_prefix = (0, 0)
@@ -114,6 +115,7 @@ class Scheduler:
         self._preemptor = Preemptor(scheduler_config, kv, queues, self._client_outputs)
         self._running_scheduler = RunningScheduler(scheduler_config, kv, queues, self._preemptor)
         self._waiting_scheduler = WaitingScheduler(scheduler_config, kv, queues, self.remote)
+        self.chunk_budget = ChunkBudget(scheduler_config, queues.running)
         self._step_update = StepUpdate(
             queues.running,
             kv,
@@ -222,7 +224,7 @@ class Scheduler:
 
     def _begin_step(self, token_budget: int, now_s: float) -> Step:
         encoder = EncoderStep(self.encoder_cache_manager, self.config.max_num_encoder_input_tokens)
-        return Step(self.config, token_budget, now_s, encoder)
+        return Step(self.config, token_budget, now_s, encoder, self.chunk_budget.begin_step())
 
     def _end_overdue_requests(self, now_s: float) -> None:
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:
@@ -356,6 +358,7 @@ class Scheduler:
             store_stats=self.remote.store_stats,
             adapter_stats=self.preparation.adapter_stats(),
             embedding_stats=replace(self.remote.embeddings.stats),
+            load_report=self._load_meter.report(self.requests, self.remote, self.running, prefix),
         )
         prefix.reset = False
         return snapshot
@@ -378,7 +381,7 @@ class Scheduler:
 
     def take_kv_events(self) -> KVEventBatch | None:
         """Return the prefix cache's events since the last call; None if there are none, or events are not enabled."""
-        return None if self._kv_events is None else self._kv_events.take(self._clock())
+        return None if self.kv_events is None else self.kv_events.take()
 
     def shutdown(self) -> None:
         """End every request; the next update_from_output tells their clients."""

@@ -12,7 +12,8 @@ never moved between rows; a step selects the rows that it computes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 from torch import Tensor
@@ -23,8 +24,15 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.core.requests.token_rules import TokenRules
 from actors.model.attention.batch_attention import BatchShape
 from actors.model.sampling.prompt_logprobs import PromptLogprobs, PromptParts
-from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow, SamplingTable
+from actors.model.sampling.sampling_batch import SamplingBatch, SamplingTable
+from actors.model.sampling.sampling_row import SamplingRow
 from actors.model.spec_decode.verification import StepDrafts
+
+_NONE: Final = -1
+
+
+def _no_indices() -> np.ndarray:
+    return np.zeros(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
@@ -59,6 +67,22 @@ class TokenRows:
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitedTokens:
+    """Tokens that were added to rows, one each, before they are known.
+
+    sampled:   [n] int64, the indices among the sampled rows of those that have room for a token
+    rows:      [n] int64
+    positions: [n] int64, the index of the new token in each row
+    tenures:   [n] int64, see InputBatch
+    """
+
+    sampled: np.ndarray
+    rows: np.ndarray
+    positions: np.ndarray
+    tenures: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class StepInputs:
     """One step's batch in arrays.
 
@@ -68,9 +92,11 @@ class StepInputs:
     sampled_rows:   [num_sampled] int64, the rows of these requests
     logits_indices: [num_sampled] int64, the positions of their last tokens; [num_positions] with drafts, which have
                     positions of their own
-    drafts:         the guesses that the step verifies; None if it has none
+    drafts:         the draft tokens that the step verifies; None if it has none
     prompts:        the positions whose log-probabilities are wanted too; None if the step has none
     embeds:         [num_tokens, hidden_size] on the device, instead of the embeddings of token_ids; None without images
+    awaited:        [n] int64, the indices of tokens that the step before samples and that have not come yet
+    awaited_rows:   [n] int64, their rows
     """
 
     token_ids: np.ndarray
@@ -82,6 +108,8 @@ class StepInputs:
     drafts: StepDrafts | None = None
     prompts: PromptParts | None = None
     embeds: Tensor | None = None
+    awaited: np.ndarray = field(default_factory=_no_indices)
+    awaited_rows: np.ndarray = field(default_factory=_no_indices)
 
 
 class InputBatch:
@@ -95,6 +123,10 @@ class InputBatch:
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.tokens = TokenRows(self._token_ids, self._num_tokens)
         self._num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
+        self._tenures = np.zeros(max_num_seqs, dtype=np.int64)
+        """How often a request has left each row: a token that comes late may be for a request that is gone."""
+        self._awaited = np.full(max_num_seqs, _NONE, dtype=np.int64)
+        """The position of each row's token that has not come yet."""
         self.lora_names: np.ndarray = np.full(max_num_seqs, None, dtype=object)
         """[max_num_seqs] object: the key of the adapter of each row's request, or None."""
         self._sampling = SamplingTable(max_num_seqs)
@@ -102,6 +134,11 @@ class InputBatch:
         self._wants_vector = np.zeros(max_num_seqs, dtype=bool)
         self._num_pooling = 0
         self._block_size = block_size
+
+    @property
+    def max_num_seqs(self) -> int:
+        """How many rows there are."""
+        return len(self._by_row)
 
     def __len__(self) -> int:
         """Return how many requests the worker knows, preempted requests included."""
@@ -125,7 +162,7 @@ class InputBatch:
     ) -> StepInputs:
         """Return the arrays of one step.
 
-        drafts: the guesses to verify, by request id
+        drafts: the draft tokens to verify, by request id
         num_common_blocks: see BatchShape
         """
         rows, query_lens, num_computed = batch.rows, batch.num_new_tokens, batch.num_computed_tokens
@@ -155,6 +192,7 @@ class InputBatch:
             step_drafts = StepDrafts(draft_table[sampled])
             logits_indices = step_drafts.positions_before(logits_indices)
         num_blocks = -(-int(seq_lens.max()) // self._block_size)
+        awaited = np.flatnonzero(self._awaited[token_rows] == positions)
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions].astype(np.int64),
             positions=positions,
@@ -169,12 +207,14 @@ class InputBatch:
             logits_indices=logits_indices,
             drafts=step_drafts,
             prompts=self.prompt_logprobs.find_parts(batch, query_starts),
+            awaited=awaited,
+            awaited_rows=token_rows[awaited],
         )
 
     def _write_drafts(self, batch: StepBatch, drafts: Mapping[str, Sequence[int]]) -> np.ndarray:
-        """Write guesses behind their rows' tokens, where the step reads them; num_tokens does not count them.
+        """Write drafts behind their rows' tokens, where the step reads them; num_tokens does not count them.
 
-        Returns the guesses, [num_requests, most guesses] int64, filled up with NO_TOKEN.
+        Returns the drafts, [num_requests, most drafts] int64, filled up with NO_TOKEN.
         """
         table = np.full((len(batch), max(map(len, drafts.values()))), NO_TOKEN, dtype=np.int64)
         for index in range(batch.num_plain, len(batch)):
@@ -184,22 +224,24 @@ class InputBatch:
                 table[index, : len(token_ids)] = token_ids
         return table
 
-    def sampling_batch(self, rows: np.ndarray, num_guesses: np.ndarray | None = None) -> SamplingBatch:
+    def sampling_batch(self, rows: np.ndarray, num_drafts: np.ndarray | None = None) -> SamplingBatch:
         """Return the sampler's input for these rows.
 
-        rows: [n] int64; num_guesses: [n] int64, how many guesses count as output tokens of each row
+        rows: [n] int64; num_drafts: [n] int64, how many drafts count as output tokens of each row
         """
         num_output_tokens = self._num_tokens[rows] - self._num_prompt[rows]
-        if num_guesses is not None:
-            num_output_tokens = num_output_tokens + num_guesses
+        if num_drafts is not None:
+            num_output_tokens = num_output_tokens + num_drafts
         return SamplingBatch(
             self._sampling,
             rows,
             num_output_tokens,
-            lambda index: self.sampling_row(int(rows[index]), int(num_output_tokens[index])),
+            lambda index: self._sampling_row(
+                int(rows[index]), int(num_output_tokens[index]), 0 if num_drafts is None else int(num_drafts[index])
+            ),
         )
 
-    def sampling_row(self, row: int, num_output_tokens: int) -> SamplingRow:
+    def _sampling_row(self, row: int, num_output_tokens: int, num_drafts: int) -> SamplingRow:
         """Return the sampler's input for a row that needs more than a column of the sampling table."""
         request = self._by_row[row]
         assert request is not None, "a row is sampled that no request has"
@@ -210,21 +252,41 @@ class InputBatch:
             output_token_ids=tokens[num_prompt : num_prompt + num_output_tokens],
             eos_token_ids=request.eos_token_ids,
             rules=request.rules,
+            num_drafts=num_drafts,
         )
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """Add a sampled token to each row.
+        """Add a sampled token to each row. rows, token_ids: [n] int64"""
+        self.fill(self.extend(rows), token_ids)
+
+    def extend(self, rows: np.ndarray) -> AwaitedTokens:
+        """Add a token to each row that is not known yet. rows: [n] int64
 
         A row at max_model_len has no room for it: the scheduler ends its request with this token.
-        rows, token_ids: [n] int64
         """
-        has_room = self._num_tokens[rows] < self._token_ids.shape[1]
-        rows = rows[has_room]
-        self._token_ids[rows, self._num_tokens[rows]] = token_ids[has_room]
+        sampled = np.flatnonzero(self._num_tokens[rows] < self._token_ids.shape[1])
+        rows = rows[sampled]
+        positions = self._num_tokens[rows]
         self._num_tokens[rows] += 1
+        self._awaited[rows] = positions
+        return AwaitedTokens(sampled, rows, positions, self._tenures[rows])
+
+    def fill(self, awaited: AwaitedTokens, token_ids: np.ndarray) -> None:
+        """Write tokens that have come. Those of requests that have left their row meanwhile are dropped.
+
+        token_ids: [num_sampled] int64, of all rows that were sampled together
+        """
+        stays = self._tenures[awaited.rows] == awaited.tenures
+        rows, positions = awaited.rows[stays], awaited.positions[stays]
+        self._token_ids[rows, positions] = token_ids[awaited.sampled[stays]]
+        self._awaited[rows[self._awaited[rows] == positions]] = _NONE
+
+    def sampling_needs_tokens(self, rows: np.ndarray) -> bool:
+        """Whether the sampler reads the tokens of any of these rows, for penalties or token rules."""
+        return bool(self._sampling.changes_logits[rows].any())
 
     def append_several(self, rows: np.ndarray, token_ids: np.ndarray, num_sampled: np.ndarray) -> None:
-        """Add several tokens to each row: the right guesses, which the row holds already, and the token after them.
+        """Add several tokens to each row: the right drafts, which the row holds already, and the token after them.
 
         token_ids: [n, most tokens] int64; num_sampled: [n] int64, how many of token_ids each row gets; at least 1
         """
@@ -275,13 +337,18 @@ class InputBatch:
             return
         self._num_pooling -= request.wants_vector
         if request.row is not None:
-            self._by_row[request.row] = None
-            self.prompt_logprobs.forget(request.row)
+            self._leave(request.row)
 
     def _preempt(self, req_id: str) -> None:
         request = self._requests.get(req_id)
         if request is not None and request.row is not None:
             request.kept_token_ids = self._token_ids[request.row, : self._num_tokens[request.row]].copy()
-            self._by_row[request.row] = None
-            self.prompt_logprobs.forget(request.row)
+            self._leave(request.row)
             request.row = None
+
+    def _leave(self, row: int) -> None:
+        self._by_row[row] = None
+        self._tenures[row] += 1
+        self._awaited[row] = _NONE
+        self.prompt_logprobs.forget(row)
+        self._sampling.clear(row)

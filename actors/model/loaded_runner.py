@@ -27,10 +27,12 @@ from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
 from actors.model.model_runner import ModelRunner
 from actors.model.sampling.sampler import sample
-from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.sampling.sampling_batch import SamplingBatch
+from actors.model.sampling.sampling_row import SamplingRow
 from actors.model.spec_decode.configured_proposer import make_proposer
 from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
 from actors.model.tensor_parallel.group import TensorParallelGroup
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KeyOrder, KVCacheLayout
 
 logger = logging.getLogger(__name__)
@@ -47,13 +49,19 @@ class LoadedRunner:
         *,
         is_first_rank: bool = True,
         draft_model: DraftModel | None = None,
+        graph_memory_bytes: int = 0,
     ) -> None:
-        """draft_model: guesses tokens; None on other ranks than the first, and if the settings name no draft model."""
+        """Begin with a loaded model.
+
+        draft_model: drafts tokens; None on other ranks than the first, and if the settings name no draft model
+        graph_memory_bytes: kept free on a GPU for the graphs of decode steps
+        """
         self.model = model
         self._cache_config = cache_config
         self._scheduler_config = scheduler_config
         self._is_first_rank = is_first_rank
         self._draft_model = draft_model
+        self._graph_memory_bytes = graph_memory_bytes if is_accelerator(model.device) else 0
         self._adapters: AdapterStore | None = None
 
     @classmethod
@@ -73,10 +81,18 @@ class LoadedRunner:
         if parallel_config.num_threads:
             torch.set_num_threads(parallel_config.num_threads)
         model = load_model(model_config, group)
-        # One rank's guesses are enough: the scheduler gives them to all.
+        # One rank's drafts are enough: the scheduler gives them to all.
         is_first_rank = group is None or group.rank == 0
         draft_model = load_draft_model(model_config, scheduler_config, model) if is_first_rank else None
-        return cls(model, cache_config, scheduler_config, is_first_rank=is_first_rank, draft_model=draft_model)
+        graph_memory_gib = 0.0 if model_config.enforce_eager else model_config.cuda_graph_memory_gib
+        return cls(
+            model,
+            cache_config,
+            scheduler_config,
+            is_first_rank=is_first_rank,
+            draft_model=draft_model,
+            graph_memory_bytes=int(graph_memory_gib * (1 << 30)),
+        )
 
     def enable_lora(self, config: LoraConfig, on_ready: Callable[[], None]) -> None:
         """Take requests with adapters, and load the configured adapters.
@@ -98,12 +114,13 @@ class LoadedRunner:
         """
         model, cache_config = self.model, self._cache_config
         block_size_bytes = self._make_layout(1).block_size_bytes
-        is_gpu = model.device.type != "cpu"
+        is_gpu = is_accelerator(model.device)
         free_bytes = free_memory_bytes(model.device)
         activation_bytes = 0
         if self._may_lack_memory(block_size_bytes, free_bytes, is_gpu=is_gpu):
             activation_bytes = peak_memory_bytes(model.device, self._run_largest_batch)
             free_bytes = free_memory_bytes(model.device)
+        free_bytes -= self._graph_memory_bytes
         num_blocks = choose_num_blocks(
             cache_config,
             self._scheduler_config,
@@ -111,6 +128,7 @@ class LoadedRunner:
             max_model_len=model.max_model_len,
             free_memory_bytes=free_bytes - activation_bytes,
             is_gpu=is_gpu,
+            num_threads=torch.get_num_threads(),
         )
         check_fits(num_blocks, block_size_bytes, free_bytes)
         return num_blocks
@@ -127,7 +145,11 @@ class LoadedRunner:
         if is_gpu:
             return True
         useful = num_useful_blocks(
-            cache_config, self._scheduler_config, max_model_len=self.model.max_model_len, is_gpu=is_gpu
+            cache_config,
+            self._scheduler_config,
+            max_model_len=self.model.max_model_len,
+            is_gpu=is_gpu,
+            num_threads=torch.get_num_threads(),
         )
         return 2 * useful * block_size_bytes > free_bytes * cache_config.memory_fraction
 
@@ -181,8 +203,8 @@ class LoadedRunner:
         """Compute as many tokens and sampled rows as a step can have, without a KV cache."""
         model, scheduler_config = self.model, self._scheduler_config
         tokens = torch.arange(scheduler_config.max_num_batched_tokens, device=model.device)
-        num_guesses = 0 if (speculative := scheduler_config.speculative) is None else speculative.max_step_tokens
-        num_rows = min(scheduler_config.max_num_seqs + num_guesses, len(tokens))
+        num_drafts = 0 if (speculative := scheduler_config.speculative) is None else speculative.max_step_tokens
+        num_rows = min(scheduler_config.max_num_seqs + num_drafts, len(tokens))
         logits = model.forward(
             tokens % model.vocab_size,
             tokens % model.max_model_len,
@@ -192,5 +214,6 @@ class LoadedRunner:
         if not model.forward.generates:
             return
         no_tokens = np.zeros(0, dtype=np.int64)
-        row = SamplingRow(SamplingParams(), no_tokens, no_tokens, model.eos_token_ids)
+        # top_p takes the most memory.
+        row = SamplingRow(SamplingParams(top_p=0.5), no_tokens, no_tokens, model.eos_token_ids)
         sample(logits[:num_rows], SamplingBatch.of_rows([row] * num_rows))

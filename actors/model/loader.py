@@ -37,7 +37,7 @@ from actors.model.config.model_kind import ModelKind, kind_of
 from actors.model.config.support import attention_choice, refuse_unsupported
 from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
 from actors.model.forward import FlatForward
-from actors.model.linears.packing import is_to_pack, pack_linears
+from actors.model.linears.packing import prepare_linears
 from actors.model.multimodal.families import VisionFamily, vision_family
 from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.loading import load_pooling
@@ -45,6 +45,7 @@ from actors.model.tensor_parallel.group import TensorParallelGroup
 from actors.model.tensor_parallel.part import ModelShard, SplitLinear, build_shard
 from actors.model.tensor_parallel.plan import shard_heads
 from actors.model.tensor_parallel.weight_sources import CheckpointWeights, DrawnWeights, MergedWeights
+from kv_transfer.device_kind import find_accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class LoadedModel:
     head:          the classification head; None if the model does not classify
     split:         the linear layers of which this rank has only a part, by name
     vision_family: None if the model takes text only
+    linear_layers: whether these are packed, and why, for display
     """
 
     forward: FlatForward
@@ -79,6 +81,7 @@ class LoadedModel:
     head: ClassificationHead | None = None
     split: Mapping[str, SplitLinear] = field(default_factory=dict)
     vision_family: VisionFamily | None = None
+    linear_layers: str = ""
 
 
 def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
@@ -158,9 +161,8 @@ def _finish(
     # After the other checks, so that it sees the model as it will be served, but for the order of its weights.
     check_forward(forward, geometry, vocab_size=vocab_size, max_tokens=max_model_len)
     pooling, head = load_pooling(directory, config, kind, forward, is_causal=geometry.is_causal)
-    # After every check that reads a plain weight; pack_linears() has its own.
-    if is_to_pack(model_config, forward, architecture, group):
-        pack_linears(forward, architecture)
+    # After every check that reads a plain weight; packing has its own.
+    linear_layers = prepare_linears(model_config, forward, architecture, group)
     logger.info(
         "checked the model", extra={"architecture": architecture, "elapsed_s": round(time.monotonic() - started, 3)}
     )
@@ -178,6 +180,7 @@ def _finish(
         head=head,
         split=shard.split,
         vision_family=vision_family(config),
+        linear_layers=linear_layers,
     )
 
 
@@ -300,10 +303,12 @@ def _add_rank(geometry: KVGeometry, config: PretrainedConfig, group: TensorParal
 def choose_device(model_config: ModelConfig) -> torch.device:
     """Return the device that the configuration names. Raises DeviceUnavailable if torch does not find it."""
     if model_config.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if model_config.device == "cuda" and not torch.cuda.is_available():
+        return find_accelerator() or torch.device("cpu")
+    if model_config.device == "cpu":
+        return torch.device("cpu")
+    if (found := find_accelerator()) is None:
         raise DeviceUnavailable("device: cuda was asked for, but torch finds no GPU here")
-    return torch.device(model_config.device)
+    return found
 
 
 @torch.inference_mode()

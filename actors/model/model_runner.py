@@ -5,13 +5,14 @@ LoadedRunner makes it (loaded_runner.py); then warm_up(), then execute_model() s
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from actors.checkpoint.pooling_facts import PoolingFacts
+from actors.config import ModelConfig
 from actors.core.outputs.model_runner_output import NO_TOKEN, DraftTokenIds, ModelRunnerOutput, TokenLogprobs
 from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.requests.abilities import Ability
@@ -24,7 +25,10 @@ from actors.model.cache.kv_cache import copy_blocks
 from actors.model.errors import UnsupportedModel
 from actors.model.forward import TakeStates
 from actors.model.grammar.mask import GrammarMask
+from actors.model.graphs.configured_graphs import capture_graphs, make_decode_step
+from actors.model.graphs.decode_graphs import DecodeGraphs
 from actors.model.input_batch import InputBatch, StepInputs
+from actors.model.launched_step import KnownStep, LateTokens, LaunchedStep, SamplingStep, collect
 from actors.model.loader import LoadedModel
 from actors.model.lora.store import AdapterStore
 from actors.model.multimodal.families import image_facts
@@ -32,9 +36,11 @@ from actors.model.multimodal.image_batch import ImageBatch, encode_image, pack_e
 from actors.model.pooling.pooler import Pooler
 from actors.model.prompt_embeds import PromptEmbedsBatch
 from actors.model.sampling.prompt_logprobs import PromptParts
-from actors.model.sampling.sampler import SamplerOutput, sample
+from actors.model.sampling.sampler import sample, start_sampling
 from actors.model.spec_decode.proposer import Proposer
 from actors.model.spec_decode.verification import StepDrafts
+from actors.model.uploads import upload
+from kv_transfer.device_kind import is_accelerator, mark_for_waiting
 from kv_transfer.layout import KVCacheLayout
 
 
@@ -59,7 +65,7 @@ class ModelRunner:
         attention: the backend, with the KV cache
         batch:    the persistent batch, still empty
         choice:   how the attention backend was chosen
-        proposer: guesses tokens; None if this rank guesses nothing
+        proposer: drafts tokens; None if this rank drafts nothing
         adapters: None if LoRA is not configured
         """
         self.layout = layout
@@ -67,11 +73,18 @@ class ModelRunner:
         self._model = model
         self._attention = attention
         self.attention_backend, self.attention_reason = choice.kind.name.value, choice.reason
+        self.linear_layers = model.linear_layers
         self._batch = batch
         self._max_num_batched_tokens = max_num_batched_tokens
         self._proposer = proposer
         self._pooler = Pooler(model.head)
         self._prompt_embeds = PromptEmbedsBatch(model.forward.model)
+        self._graphs: DecodeGraphs | None = None
+        self.cuda_graphs = ""
+        """The batch sizes that capture_graphs() has captured, or why there are none, in words."""
+        self._newest_tokens = torch.zeros(batch.max_num_seqs, dtype=torch.int64, device=model.device)
+        """The token that was last sampled for each row."""
+        self._unsettled: SamplingStep | None = None
         self._images: ImageBatch | None = None
         if (family := model.vision_family) is not None:
             self._images = ImageBatch(model.forward.model, has_grid_positions=family.has_grid_positions)
@@ -91,46 +104,120 @@ class ModelRunner:
             self._forward(np.zeros(stop - start, dtype=np.int64), np.arange(start, stop), shape, np.zeros(1, np.int64))
         kv_cache[0].zero_()
 
-    @torch.inference_mode()
+    def capture_graphs(self, config: ModelConfig, max_num_seqs: int, say: Callable[[str], None]) -> None:
+        """Capture graphs of decode steps, if the settings and the model allow it; after warm_up(), before any request.
+
+        max_num_seqs: the most requests of a step; say: called with how far it is
+        """
+        self._graphs, self.cuda_graphs = capture_graphs(
+            config,
+            self._model,
+            self._attention,
+            self.adapters,
+            say,
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.max_model_len,
+        )
+
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step, and sample a token for each request whose last token is in the step."""
-        batch = self._batch
-        batch.update(scheduler_output)
+        return self.launch(scheduler_output).result()
+
+    @torch.inference_mode()
+    def launch(self, scheduler_output: SchedulerOutput) -> LaunchedStep:
+        """Begin what execute_model() does. On an accelerator nothing is waited for, unless the step needs it.
+
+        One thread launches steps and asks for their outputs, in the steps' order. It asks for a step's outputs before
+        it launches the step after the next one.
+        """
+        has_other_tokens = scheduler_output.preempted_req_ids or scheduler_output.scheduled_resumed_reqs
+        if has_other_tokens or self._proposer is not None or self._images is not None:
+            self._settle()
+        self._batch.update(scheduler_output)
         self._prompt_embeds.update(scheduler_output)
         self._pooler.update(scheduler_output)
         if self._images is not None:
             self._images.update(scheduler_output)
         if scheduler_output.total_num_scheduled_tokens == 0:
-            return ModelRunnerOutput([], [])
+            return KnownStep(ModelRunnerOutput([], []))
+        if self._unsettled is not None and self._batch.sampling_needs_tokens(scheduler_output.batch.rows):
+            self._settle()
         if scheduler_output.block_copies:
             copy_blocks(self.kv_cache, scheduler_output.block_copies)
         req_ids = scheduler_output.batch.req_ids
         pooled = self._pooler.begin_step(scheduler_output.batch)
         take_states = None if pooled is None else pooled.take_states
-        with self._prompt_embeds.in_place(scheduler_output.batch):
-            inputs = batch.prepare(
-                scheduler_output.batch,
-                scheduler_output.scheduled_spec_decode_tokens,
-                scheduler_output.num_common_prefix_blocks[0],
-            )
-            if self._images is not None:
-                inputs = self._images.put_into(inputs, scheduler_output.batch)
-            if self.adapters is not None:
-                rows = scheduler_output.batch.rows
-                self.adapters.begin_step(batch.lora_names[rows], scheduler_output.batch.num_new_tokens)
-            if inputs.prompts is None:
-                logits = self._forward_step(inputs, inputs.logits_indices, take_states)
-                prompt_logprobs = None
-            else:
-                logits, prompt_logprobs = self._forward_with_prompt_logprobs(inputs, inputs.prompts, take_states)
+        num_replays = self._num_replays
+        inputs, logits, prompt_logprobs = self._compute(scheduler_output, take_states)
+        if pooled is None and self._proposer is None and inputs.drafts is None and len(inputs.sampled):
+            sampling = self._start_sampling(scheduler_output, inputs, logits, prompt_logprobs)
+            sampling.is_replayed = self._num_replays > num_replays
+            return sampling
         if len(inputs.sampled):
+            self._settle()
             output = self._sample_and_propose(scheduler_output, inputs, logits)
         else:
             output = ModelRunnerOutput(req_ids, np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64))
         output.prompt_logprobs_dict = prompt_logprobs or {}
+        output.is_replayed = self._num_replays > num_replays
         if pooled is not None:
             output.pooler_output = pooled.outputs()
-        return output
+        return KnownStep(output, None if len(inputs.sampled) else mark_for_waiting(self._model.device))
+
+    def _settle(self) -> None:
+        """Wait for the tokens of the step that was launched last, if they have not come."""
+        if self._unsettled is not None:
+            self._unsettled.result()
+            self._unsettled = None
+
+    def _start_sampling(
+        self,
+        scheduler_output: SchedulerOutput,
+        inputs: StepInputs,
+        logits: Tensor,
+        prompt_logprobs: dict[str, list[TokenLogprobs]] | None,
+    ) -> SamplingStep:
+        """Sample one token for each request whose last token is in the step."""
+        grammar_mask = GrammarMask.of_step(scheduler_output, inputs.sampled)
+        sampling = start_sampling(logits, self._batch.sampling_batch(inputs.sampled_rows), grammar_mask)
+        step = SamplingStep(self._batch, scheduler_output.batch.req_ids, inputs, sampling, prompt_logprobs)
+        if is_accelerator(self._model.device):
+            [rows] = upload([inputs.sampled_rows], self._model.device)
+            self._newest_tokens.index_copy_(0, rows, sampling.token_ids)
+            self._unsettled = step
+        else:
+            step.result()
+        return step
+
+    def _late_tokens(self, inputs: StepInputs) -> LateTokens | None:
+        """Return the tokens of a step that the host does not know yet; None if it knows all."""
+        if not len(inputs.awaited):
+            return None
+        indices, rows = upload([inputs.awaited, inputs.awaited_rows], self._model.device)
+        return LateTokens(indices, self._newest_tokens.index_select(0, rows))
+
+    def _compute(
+        self, scheduler_output: SchedulerOutput, take_states: TakeStates | None
+    ) -> tuple[StepInputs, Tensor, dict[str, list[TokenLogprobs]] | None]:
+        """Prepare the step's arrays and compute its logits; also returns the log-probabilities of prompts that end."""
+        step = scheduler_output.batch
+        with self._prompt_embeds.in_place(step) as has_embeds:
+            inputs = self._batch.prepare(
+                step, scheduler_output.scheduled_spec_decode_tokens, scheduler_output.num_common_prefix_blocks[0]
+            )
+            if self._images is not None:
+                inputs = self._images.put_into(inputs, step)
+            slots = None
+            if self.adapters is not None:
+                slots = self.adapters.take_slots(self._batch.lora_names[step.rows])
+            if self._graphs is not None and not has_embeds and (size := self._graphs.size_for(inputs)) is not None:
+                step_inputs = make_decode_step(inputs, self.layout.block_size, slots)
+                return inputs, self._graphs.run(step_inputs, size, self._late_tokens(inputs)), None
+            if self.adapters is not None:
+                self.adapters.begin_step(slots, step.num_new_tokens)
+            if inputs.prompts is None:
+                return inputs, self._forward_step(inputs, inputs.logits_indices, take_states), None
+            return inputs, *self._forward_with_prompt_logprobs(inputs, inputs.prompts, take_states)
 
     @torch.inference_mode()
     def encode(self, image: EncoderInput) -> PackedArray:
@@ -143,7 +230,7 @@ class ModelRunner:
         self, scheduler_output: SchedulerOutput, inputs: StepInputs, logits: Tensor
     ) -> ModelRunnerOutput:
         if inputs.drafts is None:
-            output = self._sample(scheduler_output, inputs, logits)
+            output = self._start_sampling(scheduler_output, inputs, logits, None).result()
         else:
             output = self._verify_drafts(scheduler_output, inputs, inputs.drafts, logits)
         num_wanted = scheduler_output.num_drafts_wanted
@@ -160,20 +247,10 @@ class ModelRunner:
         num_sampled = len(inputs.logits_indices)
         return logits[:num_sampled], self._batch.prompt_logprobs.take_in(prompts, logits[num_sampled:])
 
-    def _sample(self, scheduler_output: SchedulerOutput, inputs: StepInputs, logits: Tensor) -> ModelRunnerOutput:
-        """Sample one token for each request whose last token is in the step."""
-        batch, req_ids = self._batch, scheduler_output.batch.req_ids
-        token_ids = np.full((len(req_ids), 1), NO_TOKEN, dtype=np.int64)
-        grammar_mask = GrammarMask.of_step(scheduler_output, inputs.sampled)
-        sampled = sample(logits, batch.sampling_batch(inputs.sampled_rows), grammar_mask)
-        token_ids[inputs.sampled, 0] = sampled.token_ids
-        batch.append(inputs.sampled_rows, token_ids[inputs.sampled, 0])
-        return _collect(req_ids, token_ids, inputs.sampled, sampled)
-
     def _verify_drafts(
         self, scheduler_output: SchedulerOutput, inputs: StepInputs, drafts: StepDrafts, logits: Tensor
     ) -> ModelRunnerOutput:
-        """Sample after each guess too, and keep the guesses that are right and the token after them."""
+        """Sample after each draft too, and keep the drafts that are right and the token after them."""
         batch, rows, req_ids = self._batch, inputs.sampled_rows, scheduler_output.batch.req_ids
         owners = inputs.sampled[drafts.owners]
         grammar_mask = GrammarMask.of_step(scheduler_output, owners)
@@ -183,13 +260,14 @@ class ModelRunner:
         token_ids = np.full((len(req_ids), tokens.shape[1]), NO_TOKEN, dtype=np.int64)
         token_ids[inputs.sampled] = tokens
         is_kept = drafts.offsets < num_tokens[drafts.owners]
-        return _collect(req_ids, token_ids, owners[is_kept], sampled.at(np.flatnonzero(is_kept)))
+        return collect(req_ids, token_ids, owners[is_kept], sampled.at(np.flatnonzero(is_kept)))
 
     def _forward_step(
         self, inputs: StepInputs, logits_indices: np.ndarray, take_states: TakeStates | None = None
     ) -> Tensor:
         token_ids, positions, shape = inputs.token_ids, inputs.positions, inputs.shape
-        return self._forward(token_ids, positions, shape, logits_indices, take_states, inputs.embeds)
+        late = self._late_tokens(inputs)
+        return self._forward(token_ids, positions, shape, logits_indices, take_states, inputs.embeds, late)
 
     def _forward(
         self,
@@ -199,19 +277,25 @@ class ModelRunner:
         logits_indices: np.ndarray,
         take_states: TakeStates | None = None,
         inputs_embeds: Tensor | None = None,
+        late: LateTokens | None = None,
     ) -> Tensor:
         """Run the model over a batch.
 
         positions: [num_tokens] int64, or [3, num_tokens] for a model that places images by frame, row and column
         take_states: called with the hidden states of all tokens
         inputs_embeds: [num_tokens, hidden_size] in the model's dtype, instead of the embeddings of token_ids
+        late: tokens that only the device knows
         Returns [len(logits_indices), vocab_size] in the model's dtype.
         """
-        input_ids, position_ids, indices = (
-            torch.from_numpy(array).to(self._model.device) for array in (token_ids, positions, logits_indices)
-        )
+        input_ids, position_ids, indices = upload([token_ids, positions, logits_indices], self._model.device)
+        if late is not None:
+            input_ids = late.put_into(input_ids)
         backend = self._attention.prepare(shape)
         return self._model.forward(input_ids, position_ids, backend, indices, take_states, inputs_embeds)
+
+    @property
+    def _num_replays(self) -> int:
+        return 0 if self._graphs is None else self._graphs.num_replays
 
     @property
     def kv_cache(self) -> Tensor:
@@ -285,32 +369,12 @@ class ModelRunner:
         return image_facts(self._model.forward.model.config, self._prompt_embeds.embedding_size)
 
 
-def _collect(
-    req_ids: list[str], token_ids: np.ndarray, sampled: np.ndarray, output: SamplerOutput
-) -> ModelRunnerOutput:
-    """Make the step's output, which names requests by their ids.
-
-    token_ids: [num_requests, most tokens] int64, filled up with NO_TOKEN
-    sampled:   [num_positions] int64, the index of the request that each sampled position belongs to
-    """
-    logprobs: dict[str, list[TokenLogprobs]] = {}
-    for index, entry in zip(sampled.tolist(), output.logprobs, strict=True):
-        if entry is not None:
-            logprobs.setdefault(req_ids[index], []).append(entry)
-    num_nans: Counter[str] = Counter()
-    if any(output.num_nans):
-        for index, count in zip(sampled.tolist(), output.num_nans, strict=True):
-            if count:
-                num_nans[req_ids[index]] += count
-    return ModelRunnerOutput(req_ids, token_ids, logprobs=logprobs, num_nans_in_logits=num_nans)
-
-
 def _propose(proposer: Proposer, batch: StepBatch, sampled: np.ndarray, num_wanted: np.ndarray) -> DraftTokenIds:
-    """Guess the next tokens of requests that have a new token.
+    """Draft the next tokens of requests that have a new token.
 
     sampled:    [num_sampled] int64, the indices of these requests in the batch
-    num_wanted: [num_requests] int64, how many guesses the scheduler wants for each request of the batch
+    num_wanted: [num_requests] int64, how many drafts the scheduler wants for each request of the batch
     """
     chosen = sampled[num_wanted[sampled] > 0]
-    guesses = proposer.propose(batch.rows[chosen], batch.epochs[chosen], num_wanted[chosen])
-    return DraftTokenIds([batch.req_ids[index] for index in chosen.tolist()], guesses)
+    drafts = proposer.propose(batch.rows[chosen], batch.epochs[chosen], num_wanted[chosen])
+    return DraftTokenIds([batch.req_ids[index] for index in chosen.tolist()], drafts)

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.requests.request import PromptEmbeds
 
-_NOTHING: Final = nullcontext()
+_NOTHING: Final = nullcontext(False)
 
 
 class PromptEmbedsBatch:
@@ -44,19 +44,22 @@ class PromptEmbedsBatch:
             if new.prompt_embeds is not None:
                 self._embeds[new.req_id] = _read(new.prompt_embeds).to(self._model.dtype)
 
-    def in_place(self, batch: StepBatch) -> AbstractContextManager[None]:
-        """Return a context in which the model finds these embeddings when it looks up the step's tokens."""
+    def in_place(self, batch: StepBatch) -> AbstractContextManager[bool]:
+        """Return a context in which the model finds these embeddings when it looks up the step's tokens.
+
+        Its value says whether there are any.
+        """
         found = self._find(batch) if self._embeds else None
         return _NOTHING if found is None else self._replaced(*found)
 
     @contextmanager
-    def _replaced(self, positions: Tensor, embeds: Tensor) -> Iterator[None]:
+    def _replaced(self, positions: Tensor, embeds: Tensor) -> Iterator[bool]:
         assert self._lookup is not None, "an engine whose model has no token embedding refuses prompt embeddings"
         hook = self._lookup.register_forward_hook(
             lambda module, inputs, output: output.index_copy(1, positions, embeds[None].to(output.dtype))
         )
         try:
-            yield
+            yield True
         finally:
             hook.remove()
 

@@ -53,7 +53,7 @@ def write_log_lines() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO if level is None else level)
     if level is None:
-        logger.warning("unknown log level, INFO is used", extra={LEVEL_VARIABLE: wanted})
+        logger.warning("the log level is unknown, so INFO is used", extra={LEVEL_VARIABLE: wanted})
 
 
 def _text(value: Any) -> str:

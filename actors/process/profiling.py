@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from actors.engine_profile import EngineProfile
+from kv_transfer.device_kind import find_accelerator
 
 _NUM_ROWS: Final = 40
 _MAX_TRACE_BYTES: Final = 8 * 2**20
@@ -27,7 +27,7 @@ class EngineProfiler:
     def begin(self) -> None:
         """Begin the profile."""
         activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
+        if find_accelerator() is not None:
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._profile.start()
@@ -38,7 +38,7 @@ class EngineProfiler:
         with_trace: whether the profile has a trace of every operator, gzipped; one that is too large is left out
         """
         self._profile.stop()
-        sort_by = "self_cuda_time_total" if torch.cuda.is_available() else "self_cpu_time_total"
+        sort_by = "self_cuda_time_total" if find_accelerator() is not None else "self_cpu_time_total"
         summary = self._profile.key_averages().table(sort_by=sort_by, row_limit=_NUM_ROWS, max_name_column_width=60)
         return EngineProfile(summary, self._trace() if with_trace else b"")
 

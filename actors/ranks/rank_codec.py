@@ -51,14 +51,14 @@ def _plain(value: object) -> object:
 
 def _array(type_: type, value: Any) -> np.ndarray:
     if type_ is not np.ndarray or not isinstance(value, list) or len(value) != 3:
-        raise ValueError("an array is not given as its dtype, its shape and its bytes")
+        raise ValueError("an array is not a list of dtype, shape and bytes")
     dtype_name, shape, data = value
     dtype = _DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
     is_shape = isinstance(shape, list) and len(shape) <= _MAX_DIMENSIONS and all(map(_is_size, shape))
     if dtype is None or not is_shape or not isinstance(data, bytes):
         raise ValueError("an array has a dtype, a shape or data that messages between ranks cannot have")
     if len(data) != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"an array of shape {shape} has {len(data)} bytes")
+        raise ValueError(f"an array of {dtype} and shape {shape} cannot have {len(data)} bytes")
     return np.frombuffer(data, dtype).reshape(shape).copy()
 
 

@@ -7,8 +7,6 @@ import socket
 import time
 from contextlib import ExitStack
 
-import torch
-
 from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.model.errors import RankLost
 from actors.model.loader import choose_device
@@ -31,6 +29,7 @@ from actors.ranks.rank_messages import (
 from actors.ranks.rank_refusals import RefusalReports
 from actors.worker import Worker
 from actors.worker_builder import build_worker
+from kv_transfer.device_kind import device_module, is_accelerator
 from kv_transfer.errors import HungUp
 from kv_transfer.params import EngineAddress
 from kv_transfer.trust.callers import PROOF_TIMEOUT_S
@@ -88,8 +87,9 @@ def _build(
     refusals = Refusals(on_refused=reports.note)
     parallel = task.config.parallel
     device = choose_device(task.config.model)
-    if device.type == "cuda":
-        torch.cuda.set_device(task.tp_rank % torch.cuda.device_count())
+    if is_accelerator(device):
+        module = device_module(device)
+        module.set_device(task.tp_rank % module.device_count())
     group = join_group(
         task.rendezvous,
         task.tp_rank,

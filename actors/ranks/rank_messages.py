@@ -193,7 +193,7 @@ class RankConnection:
         try:
             frame = self._stream.receive()
         except (OSError, EOFError) as error:
-            raise RankLost("its process is gone") from error
+            raise RankLost("its process has ended or closed the connection") from error
         try:
             return CODEC.decode(frame)
         except MALFORMED as error:

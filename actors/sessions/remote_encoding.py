@@ -218,7 +218,7 @@ class RemoteEncoders:
                     return EncoderInput(image.mm_hash, {EMBEDDINGS: embeddings})
                 made = fetched.reason or "not all of the embeddings came"
         fields = {"engine_id": encoder.engine_id, "reason": made}
-        logger.warning("an encode engine has failed, this engine encodes the image itself", extra=fields)
+        logger.warning("an encode engine has failed, so this engine encodes the image itself", extra=fields)
         return image
 
     async def _ask(self, encoder: EngineAddress, image: EncoderInput) -> EncodedImage | str:
@@ -231,7 +231,7 @@ class RemoteEncoders:
             async with asyncio.timeout(self._timeout_s):
                 return await self._ask_proven(channel, encoder, image)
         except TimeoutError:
-            return "Deadline Exceeded"
+            return f"the encode engine did not answer within {self._timeout_s:g} s"
         except Untrusted as error:
             return str(error)
         except MALFORMED as error:

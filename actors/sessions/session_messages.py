@@ -2,8 +2,8 @@
 
 Both ends of a session run the same version of raypd, so messages are msgspec's and not protobuf's. The engine's first
 message is its Hello. Then the engine sends a message with the outputs of each step, and a heartbeat when there are
-none. It acknowledges requests with Taken before it computes them: an engine that dies without having sent Taken has
-not died because of these requests.
+none. To ingresses that ask, it also sends what its prefix cache has (block_messages.py). It acknowledges requests with
+Taken before it computes them: an engine that dies without having sent Taken has not died because of these requests.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.requests.request import EngineCoreRequest, StatusChange
+from actors.sessions.block_messages import CachedBlocks, KVEvents, WatchBlocks
 from kv_transfer.message_ranges import MALFORMED, MAX_ITEMS, Clock, Count, Incarnation, Name
 
 SESSION_METHOD: Final = "/raypd.engine.v1.Engine/Session"
@@ -103,9 +104,9 @@ class _RequestName(msgspec.Struct, frozen=True):
     attempt: Count = 0
 
 
-ClientMessage = Submit | Abort
-ReceivedMessage = ReceivedSubmit | Abort
-EngineMessage = Hello | Taken | Outputs
+ClientMessage = Submit | Abort | WatchBlocks
+ReceivedMessage = ReceivedSubmit | Abort | WatchBlocks
+EngineMessage = Hello | Taken | Outputs | KVEvents | CachedBlocks
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_client_message: Final = msgspec.msgpack.Decoder(ReceivedMessage).decode

@@ -12,15 +12,18 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol, TypeAlias
 
 import grpc
 
+from actors.core.blocks.kv_events import KVEventBatch
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.request_status import FinishReason
+from actors.sessions.block_messages import CachedBlocks, KVEvents, WatchBlocks, event_messages
 from actors.sessions.session_messages import (
     SESSION_METHOD,
     EngineMessage,
@@ -42,7 +45,14 @@ logger = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 0.5
 _MAX_QUEUED_BATCHES = 20_000
+_MAX_QUEUED_BLOCK_MESSAGES = 64
+_MAX_QUEUED_SNAPSHOT_MESSAGES = 4
 _TAKEN = Taken()
+_GAP = KVEvents(2**62, 0)
+"""A message that follows no other, so its receiver sees a gap."""
+
+
+_Message: TypeAlias = EngineCoreOutputs | Taken | KVEvents | CachedBlocks
 
 
 class SessionEngine(Protocol):
@@ -57,9 +67,16 @@ class SessionEngine(Protocol):
     def abort(self, requests: list[tuple[str, int]], client_index: int) -> None:
         """Queue the abort of requests, each as (request_id, attempt), for the engine's thread."""
 
-    @property
-    def stats(self) -> SchedulerStats:
-        """The newest snapshot of the scheduler's counters."""
+    def stats_for(self, client_index: int) -> SchedulerStats:
+        """Return the newest snapshot of the scheduler's counters, for one client."""
+
+    def send_cached_blocks(self, begin: int, deliver: Callable[[CachedBlocks], None]) -> Awaitable[int | None]:
+        """Let the engine's thread deliver all events so far, and then a part of a snapshot.
+
+        begin:   id of the block that the part begins with
+        deliver: called on the engine's thread
+        Returns the begin of the next part; None after the last one, or if the engine records no events.
+        """
 
 
 class _Session:
@@ -68,10 +85,16 @@ class _Session:
     def __init__(self, client_index: int) -> None:
         self.client_index = client_index
         self.attempts: dict[str, int] = {}
-        self.outgoing: asyncio.Queue[EngineCoreOutputs | Taken] = asyncio.Queue(_MAX_QUEUED_BATCHES)
+        self.outgoing: asyncio.Queue[_Message] = asyncio.Queue(_MAX_QUEUED_BATCHES)
+        self.snapshot: asyncio.Task[None] | None = None
+        """Sends a snapshot of the cached blocks; None if the client never asked for one, and so gets no events."""
+        self.num_queued_block_messages = 0
+        self.has_sent_blocks = asyncio.Event()
+        self._has_missed_blocks = False
         self._is_cut = False
         self._is_ending = False
         self.next_stats_s = 0.0
+        self.num_refused = 0
 
     def deliver(self, batch: EngineCoreOutputs) -> None:
         """Queue a step's outputs for the client, and forget the requests that they finish."""
@@ -82,7 +105,24 @@ class _Session:
                 self.attempts.pop(output.request_id, None)
         self.send(batch)
 
-    def send(self, message: EngineCoreOutputs | Taken) -> None:
+    def send_blocks(self, message: KVEvents | CachedBlocks) -> None:
+        """Queue a message about cached blocks. A client that reads too slowly misses some, and sees that it does."""
+        if self.num_queued_block_messages < _MAX_QUEUED_BLOCK_MESSAGES:
+            self.num_queued_block_messages += 1
+            self.send(message)
+        else:
+            self._has_missed_blocks = True
+
+    def note_sent_blocks(self) -> None:
+        """Note that a message about cached blocks has left the queue."""
+        self.num_queued_block_messages -= 1
+        self.has_sent_blocks.set()
+        if self._has_missed_blocks:
+            # Without this the client would notice the gap only by the engine's next event.
+            self._has_missed_blocks = False
+            self.send_blocks(_GAP)
+
+    def send(self, message: _Message) -> None:
         """Queue a message for the client. If the queue is full, the session ends."""
         try:
             self.outgoing.put_nowait(message)
@@ -129,6 +169,9 @@ class SessionServer:
         self._loop = asyncio.get_running_loop()
         self._sessions: dict[int, _Session] = {}
         self._client_indices = itertools.count(1)
+        self._snapshot_turn = asyncio.Lock()
+        self._is_watched = False
+        """Whether any client has asked for the cached blocks."""
         self._death = ""
         self._refused_messages = refused_messages or RefusedMessages()
 
@@ -151,6 +194,11 @@ class SessionServer:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._distribute, outputs)
 
+    def deliver_kv_events(self, batch: KVEventBatch) -> None:
+        """Send events of the prefix cache to the clients that asked for them. Any thread may call this."""
+        if self._is_watched and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._distribute_events, event_messages(batch))
+
     def hang_up(self, reason: str) -> None:
         """End every session, and refuse new ones: the engine is dead. Any thread may call this.
 
@@ -164,6 +212,33 @@ class SessionServer:
             session = self._sessions.get(client_index)
             if session is not None:
                 session.deliver(batch)
+
+    def _distribute_events(self, messages: list[KVEvents]) -> None:
+        watching = [session for session in self._sessions.values() if session.snapshot is not None]
+        for session in watching:
+            for message in messages:
+                session.send_blocks(message)
+
+    def _watch(self, session: _Session) -> None:
+        """Send a snapshot, and the events from now on. A snapshot under way is given up."""
+        self._is_watched = True
+        if session.snapshot is not None:
+            session.snapshot.cancel()
+        session.snapshot = asyncio.create_task(self._send_snapshot(session))
+
+    async def _send_snapshot(self, session: _Session) -> None:
+        def deliver(message: CachedBlocks) -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(session.send_blocks, message)
+
+        begin: int | None = 0
+        while begin is not None:
+            while session.num_queued_block_messages > _MAX_QUEUED_SNAPSHOT_MESSAGES:
+                session.has_sent_blocks.clear()
+                await session.has_sent_blocks.wait()
+            # The parts of several clients' snapshots are made in turns, since each takes a millisecond of the engine.
+            async with self._snapshot_turn:
+                begin = await self._engine.send_cached_blocks(begin, deliver)
 
     def _hang_up(self, reason: str) -> None:
         self._death = reason
@@ -185,6 +260,8 @@ class SessionServer:
                 yield await self._next_message(session)
         finally:
             reader.cancel()
+            if session.snapshot is not None:
+                session.snapshot.cancel()
             del self._sessions[session.client_index]
             self._engine.abort(list(session.attempts.items()), session.client_index)
 
@@ -193,18 +270,28 @@ class SessionServer:
 
         If no message comes until counters are due, returns a batch with the counters alone.
         """
-        batch: EngineCoreOutputs | Taken
+        batch: _Message
         try:
             async with asyncio.timeout_at(session.next_stats_s):
                 batch = await session.outgoing.get()
         except TimeoutError:
             batch = EngineCoreOutputs()
-        if isinstance(batch, Taken):
+        if isinstance(batch, KVEvents | CachedBlocks):
+            session.note_sent_blocks()
+        if not isinstance(batch, EngineCoreOutputs):
             return batch
         if (now_s := self._loop.time()) >= session.next_stats_s:
             session.next_stats_s = now_s + _HEARTBEAT_S
-            batch.scheduler_stats = self._engine.stats
+            batch.scheduler_stats = self._stats_for(session)
         return Outputs.sent(batch, time.time() - time.monotonic())
+
+    def _stats_for(self, session: _Session) -> SchedulerStats:
+        """Return the counters for a client, who counts its refused requests as requests that were taken in."""
+        stats = self._engine.stats_for(session.client_index)
+        if stats.load_report is None or not session.num_refused:
+            return stats
+        num_taken = stats.load_report.num_taken_requests + session.num_refused
+        return replace(stats, load_report=replace(stats.load_report, num_taken_requests=num_taken))
 
     async def _read(self, messages: AsyncIterator[bytes], session: _Session) -> None:
         """Read messages until the client closes the stream or sends a malformed message.
@@ -216,6 +303,8 @@ class SessionServer:
                 message = decode_client_message(frame)
                 if isinstance(message, ReceivedSubmit):
                     self._submit(message.received(time.monotonic()), session)
+                elif isinstance(message, WatchBlocks):
+                    self._watch(session)
                 else:
                     self._engine.abort(message.requests, session.client_index)
             except MALFORMED as error:
@@ -241,6 +330,7 @@ class SessionServer:
             session.send(EngineCoreOutputs(others=refusals))
 
     def _refuse(self, refused: RefusedRequest, session: _Session) -> EngineCoreOutput:
+        session.num_refused += 1
         self._refused_messages.add("refused request", f"client {session.client_index}", refused.reason)
         return EngineCoreOutput(
             request_id=refused.request_id,

@@ -21,18 +21,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.core.blocks.kv_events import AllBlocksCleared, BlockRemoved, KVEventLog
+from actors.core.blocks.kv_events import KVEventLog
 from actors.core.requests.block_hash import BlockHash
 from actors.errors import IntegrityError
 
 
 @dataclass(slots=True, eq=False)
 class KVCacheBlock:
-    """One block of the KV cache. ref_cnt: how many requests hold it."""
+    """One block of the KV cache.
+
+    ref_cnt:  how many requests hold it
+    position: position in its prefix, in blocks from 0, while the block is in the prefix cache
+    """
 
     block_id: int
     ref_cnt: int = 0
     block_hash: BlockHash | None = None
+    position: int = 0
 
 
 class CacheObserver(Protocol):
@@ -54,7 +59,7 @@ class BlockPool:
     def __init__(
         self, num_blocks: int, events: KVEventLog | None = None, observer: CacheObserver | None = None
     ) -> None:
-        """events: the log in which the pool notes evictions and resets of the cache."""
+        """events: the log in which the pool notes what enters and leaves the cache."""
         self._events = events
         self._observer = observer
         self.blocks = tuple(KVCacheBlock(block_id) for block_id in range(num_blocks))
@@ -97,7 +102,7 @@ class BlockPool:
         Raises IntegrityError if fewer than num_blocks are free: callers look at num_free_blocks first.
         """
         if num_blocks > len(self._free):
-            raise IntegrityError(f"{num_blocks} blocks taken, {len(self._free)} are free")
+            raise IntegrityError(f"{num_blocks} blocks are asked for, and {len(self._free)} are free")
         return [self._take_first() for _ in range(num_blocks)]
 
     def _take_first(self) -> KVCacheBlock:
@@ -105,7 +110,7 @@ class BlockPool:
         if block.block_hash is not None:
             del self._cached[block.block_hash]
             if self._events is not None:
-                self._events.add(BlockRemoved([block.block_hash]))
+                self._events.remove(block.block_hash)
             if self._observer is not None:
                 self._observer.on_block_evicted(block.block_hash, block.block_id)
             block.block_hash = None
@@ -130,15 +135,35 @@ class BlockPool:
                 if block.block_hash is None:
                     self._free.move_to_end(block.block_id, last=False)
 
-    def cache_full_blocks(self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[BlockHash]) -> None:
+    def cache_full_blocks(
+        self, blocks: Sequence[KVCacheBlock], block_hashes: Sequence[BlockHash], first_block: int = 0
+    ) -> None:
         """Name held blocks in the cache, now that all their KV is computed.
+
+        first_block: position of the first one in its prefix
 
         A second block with the same content stays without a name: the first one serves the hits.
         """
-        for block, block_hash in zip(blocks, block_hashes, strict=True):
+        named: list[BlockHash] = []
+        for position, (block, block_hash) in enumerate(zip(blocks, block_hashes, strict=True), first_block):
             if block.block_hash is None and block_hash not in self._cached:
                 block.block_hash = block_hash
+                block.position = position
                 self._cached[block_hash] = block
+                named.append(block_hash)
+            elif named:
+                self._note_stored(named, position)
+                named = []
+        if named:
+            self._note_stored(named, first_block + len(blocks))
+
+    def _note_stored(self, block_hashes: list[BlockHash], end: int) -> None:
+        if self._events is not None:
+            self._events.store(block_hashes, end - len(block_hashes))
+
+    def cached_blocks(self, begin: int, end: int) -> list[KVCacheBlock]:
+        """Return the blocks in the cache among those with the ids begin to end - 1."""
+        return [block for block in self.blocks[begin:end] if block.block_hash is not None]
 
     def reset(self) -> None:
         """Forget every cached block, those that are held included."""
@@ -146,7 +171,7 @@ class BlockPool:
             block.block_hash = None
         self._cached.clear()
         if self._events is not None:
-            self._events.add(AllBlocksCleared())
+            self._events.clear()
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if an invariant of this file does not hold."""
@@ -159,4 +184,4 @@ class BlockPool:
                 raise IntegrityError(f"the cache names block {block.block_id}, which has another hash")
         named = [block.block_id for block in self.blocks if block.block_hash is not None]
         if len(named) != len(self._cached):
-            raise IntegrityError(f"of blocks {named}, which have a hash, the cache knows {len(self._cached)}")
+            raise IntegrityError(f"blocks {named} have a hash, but the cache maps {len(self._cached)} blocks")

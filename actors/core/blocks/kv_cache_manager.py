@@ -21,7 +21,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock
-from actors.core.blocks.kv_events import BlockStored, KVEventLog
+from actors.core.blocks.kv_events import KVEventLog
 from actors.core.blocks.prompt_tails import PartialHit, PromptTails
 from actors.core.outputs.scheduler_output import BlockCopy
 from actors.core.outputs.scheduler_stats import PrefixCacheStats
@@ -51,7 +51,6 @@ class KVCacheManager:
         self._num_cached_blocks: dict[str, int] = {}
         self._pinned: dict[TransferKey, list[KVCacheBlock]] = {}
         """Blocks that transfers without a request hold."""
-        self._events = events
         self._last_step_begun = 0
         self._last_step_over = 0
         self._fenced: deque[tuple[int, list[KVCacheBlock]]] = deque()
@@ -192,15 +191,11 @@ class KVCacheManager:
         last = min(num_final_tokens // self.block_size, len(hashes))
         if last <= first:
             return
-        self.block_pool.cache_full_blocks(self._blocks[request_id][first:last], hashes[first:last])
+        self.block_pool.cache_full_blocks(self._blocks[request_id][first:last], hashes[first:last], first)
         self._num_cached_blocks[request_id] = last
         if self._observer is not None:
             block_ids = [block.block_id for block in self._blocks[request_id][first:last]]
             self._observer.on_blocks_cached(hashes[first:last], block_ids)
-        if self._events is not None:
-            tokens = request.all_token_ids[first * self.block_size : last * self.block_size]
-            parent = hashes[first - 1] if first else None
-            self._events.add(BlockStored(hashes[first:last], parent, tokens, self.block_size, request.lora_name))
 
     def offer_prompt_tail(self, request: Request) -> None:
         """Let others copy the end of a request's prompt, now that all of it is computed."""

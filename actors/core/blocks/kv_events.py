@@ -1,33 +1,34 @@
-"""Events of the prefix cache, for a router that keeps an index of the engines that have a prefix.
+"""Events of the prefix cache, for routers that keep an index of the engines that have a prefix.
 
-The events are vLLM's: BlockStored, BlockRemoved, AllBlocksCleared. A reader that applies the batches in order knows
-exactly which block hashes this engine can serve; a gap in the sequence numbers tells the reader to start anew. A reader
-that comes too rarely finds a gap, since the log is bounded and drops its oldest events.
+The events are vLLM's, without tokens: BlockStored, BlockRemoved, AllBlocksCleared. A reader that applies the batches in
+order knows exactly which block hashes this engine can serve; a gap in the sequence numbers tells the reader to start
+anew. A reader that comes too rarely finds a gap, since the log is bounded and drops its oldest events.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from actors.core.requests.block_hash import BlockHash
 
+MAX_EVENT_BLOCKS: Final = 1024
+"""The most blocks of one event."""
+MAX_BLOCKS: Final = 131_072
+"""The most blocks and events together that are kept for a reader, in about 10 MB."""
+
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """Full blocks entered the prefix cache.
+    """Consecutive full blocks of one prefix entered the prefix cache.
 
-    block_hashes:      in the order of the tokens
-    parent_block_hash: hash of the block before the first one; None if the first one begins a prompt
-    token_ids:         the tokens of all these blocks, in order
+    first_block: position of the first one in its prefix, in blocks from 0
     """
 
     block_hashes: list[BlockHash]
-    parent_block_hash: BlockHash | None
-    token_ids: list[int]
-    block_size: int
-    lora_name: str | None = None
+    first_block: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,84 +42,81 @@ class BlockRemoved:
 class AllBlocksCleared:
     """The prefix cache was reset: it has no block."""
 
+    block_hashes: tuple[()] = ()
+
 
 KVCacheEvent: TypeAlias = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-MAX_EVENTS: Final = 16_384
-"""Largest number of events that are kept for a reader."""
-MAX_SIZE_BYTES: Final = 16 << 20
-"""Largest estimated size of the kept events together."""
-_EVENT_SIZE_BYTES: Final = 200
-_HASH_SIZE_BYTES: Final = 64
-_TOKEN_SIZE_BYTES: Final = 36
-"""Estimated size of a list's entry and of the integer that the entry refers to."""
-_MAX_JOINED_REMOVALS: Final = 1024
-
-
 @dataclass(frozen=True, slots=True)
 class KVEventBatch:
-    """The events since the last batch. sequence: number of the first event, counted from 0; at_s: wall clock.
+    """The events since the last batch. sequence: number of the first event, counted from 0
 
     The next batch's sequence is this batch's sequence plus the number of its events. A larger one means that events
     were dropped between the two batches, and a reader starts anew.
     """
 
     sequence: int
-    at_s: float
     events: list[KVCacheEvent]
 
 
 @dataclass(slots=True)
 class KVEventLog:
-    """Keeps events until they are taken, the newest only if nobody takes them: bounded in number and in bytes.
+    """Keeps events until they are taken, the newest only if nobody takes them.
 
-    Invariant: _size_bytes is the sum of _size_of all kept events.
+    Invariant: num_blocks is the number of all kept events and of their blocks.
     """
 
-    max_events: int = MAX_EVENTS
-    max_size_bytes: int = MAX_SIZE_BYTES
+    max_blocks: int = MAX_BLOCKS
+    num_blocks: int = 0
+    sequence: int = 0
+    """The number of the oldest kept event, or of the next one if none is kept."""
     _events: deque[KVCacheEvent] = field(default_factory=deque)
-    _size_bytes: int = 0
-    _first_sequence: int = 0
+    _last_removed: list[BlockHash] = field(default_factory=list)
+    """The blocks of the newest event if it is a removal that can grow."""
+    _is_growing: bool = False
 
-    def add(self, event: KVCacheEvent) -> None:
-        """Add an event. A removal is merged into the last event if that is a removal too, and not yet large."""
-        last = self._events[-1] if self._events else None
-        if (
-            isinstance(event, BlockRemoved)
-            and isinstance(last, BlockRemoved)
-            and len(last.block_hashes) < _MAX_JOINED_REMOVALS
-        ):
-            last.block_hashes.extend(event.block_hashes)
-            self._size_bytes += _HASH_SIZE_BYTES * len(event.block_hashes)
-        else:
-            self._events.append(event)
-            self._size_bytes += _size_of(event)
-        while len(self._events) > self.max_events or self._size_bytes > self.max_size_bytes:
-            self._drop(1)
+    def store(self, block_hashes: Sequence[BlockHash], first_block: int) -> None:
+        """Note that consecutive blocks of a prefix entered the cache; BlockStored tells what first_block is."""
+        for begin in range(0, len(block_hashes), MAX_EVENT_BLOCKS):
+            part = list(block_hashes[begin : begin + MAX_EVENT_BLOCKS])
+            self._append(BlockStored(part, first_block + begin))
 
-    def take(self, now_s: float) -> KVEventBatch | None:
-        """Return the events since the last call, and forget them; None if there are none. now_s: wall clock."""
+    def remove(self, block_hash: BlockHash) -> None:
+        """Note that a block left the cache. Removals that follow each other are one event."""
+        if self._is_growing and len(self._last_removed) < MAX_EVENT_BLOCKS:
+            self._last_removed.append(block_hash)
+            self.num_blocks += 1
+            if self.num_blocks > self.max_blocks:
+                self._drop_oldest()
+            return
+        event = BlockRemoved([block_hash])
+        self._append(event)
+        self._last_removed, self._is_growing = event.block_hashes, True
+
+    def clear(self) -> None:
+        """Note that all blocks left the cache."""
+        self._append(AllBlocksCleared())
+
+    def take(self) -> KVEventBatch | None:
+        """Return the events since the last call, and forget them; None if there are none."""
         if not self._events:
             return None
-        batch = KVEventBatch(self._first_sequence, now_s, list(self._events))
-        self._drop(len(self._events))
+        batch = KVEventBatch(self.sequence, list(self._events))
+        self._events.clear()
+        self._is_growing = False
+        self.num_blocks = 0
+        self.sequence += len(batch.events)
         return batch
 
-    def _drop(self, num_events: int) -> None:
-        for _ in range(num_events):
-            self._size_bytes -= _size_of(self._events.popleft())
-        self._first_sequence += num_events
+    def _append(self, event: KVCacheEvent) -> None:
+        self._is_growing = False
+        self._events.append(event)
+        self.num_blocks += 1 + len(event.block_hashes)
+        while self.num_blocks > self.max_blocks:
+            self._drop_oldest()
 
-
-def _size_of(event: KVCacheEvent) -> int:
-    """About how many bytes an event takes; a removal's grow while it is the last one."""
-    match event:
-        case BlockStored():
-            num_bytes = _HASH_SIZE_BYTES * len(event.block_hashes) + _TOKEN_SIZE_BYTES * len(event.token_ids)
-        case BlockRemoved():
-            num_bytes = _HASH_SIZE_BYTES * len(event.block_hashes)
-        case AllBlocksCleared():
-            num_bytes = 0
-    return _EVENT_SIZE_BYTES + num_bytes
+    def _drop_oldest(self) -> None:
+        self.num_blocks -= 1 + len(self._events.popleft().block_hashes)
+        self.sequence += 1
+        self._is_growing &= bool(self._events)

@@ -97,6 +97,6 @@ def take_drafts(drafts: DraftTokenIds, rows: RunningRows, grammars: StructuredOu
     for request_id, token_ids in zip(drafts.req_ids, drafts.draft_token_ids, strict=True):
         request = rows.by_id.get(request_id)
         if request is not None and rows.decodes(request):
-            guessed = token_ids[: token_ids.index(NO_TOKEN)] if NO_TOKEN in token_ids else token_ids
-            request.spec_token_ids = allowed = cut_drafts(grammars, request, guessed)
+            drafted = token_ids[: token_ids.index(NO_TOKEN)] if NO_TOKEN in token_ids else token_ids
+            request.spec_token_ids = allowed = cut_drafts(grammars, request, drafted)
             rows.has_drafts[request.row] = bool(allowed)

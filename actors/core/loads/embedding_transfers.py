@@ -125,7 +125,7 @@ class EmbeddingTransfers:
         if self._staging is None:
             fetch.on_over(Fetched(None, "this engine has no links to other engines"))
         elif self._num_blocks_for(fetch) > self._max_num_blocks:
-            self._fail(fetch, f"{fetch.num_bytes} bytes do not fit into half of the KV cache")
+            self._fail(fetch, f"embeddings of {fetch.num_bytes} bytes do not fit into half of the KV cache")
         else:
             self._queued[fetch] = None
 
@@ -198,7 +198,11 @@ class EmbeddingTransfers:
         self._kv.unpin(key)
         reason = self._cancelled.pop(key, "") or received.reason
         if data is None:
-            self._fail(fetch, reason or "the encode engine has no room, or has forgotten the image")
+            self._fail(
+                fetch,
+                reason
+                or "the encode engine has no free blocks for the image, or does not keep its embeddings any more",
+            )
         else:
             self.stats.num_received += 1
             fetch.on_over(Fetched(data[: fetch.num_bytes], timings=received.timings))

@@ -19,12 +19,14 @@ class TransferParts:
     connector: the scheduler's side of handoffs
     prefix_sources: stores and engines that may have a request's prefix
     staging: what the engine needs to send and fetch embeddings of images
+    kv_bytes_per_token: bytes of one token's KV, all layers and heads of the model
     """
 
     connector: KVConnectorScheduler | None = None
     prefix_sources: PrefixSources | None = None
     staging: Staging | None = None
     config: KVTransferConfig = field(default_factory=KVTransferConfig)
+    kv_bytes_per_token: int = 0
 
     @property
     def stores(self) -> StoreSet | None:

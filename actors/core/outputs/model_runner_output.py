@@ -47,12 +47,14 @@ class ModelRunnerOutput:
     prompt_logprobs_dict: by request id, for each request that asked and whose prompt is wholly computed, one entry for
         each prompt token but the first
     draft_token_ids: draft tokens for the next step
+    is_replayed: whether the step was a CUDA graph's, and not eager
     adapter_loads: the results of loads, by the adapter's key: None, or why the load has failed
     """
 
     __slots__ = (
         "adapter_loads",
         "draft_token_ids",
+        "is_replayed",
         "kv_connector_output",
         "logprobs",
         "num_nans_in_logits",
@@ -84,6 +86,7 @@ class ModelRunnerOutput:
         self.draft_token_ids = draft_token_ids
         self.kv_connector_output = kv_connector_output
         self.adapter_loads: dict[str, str | None] = {}
+        self.is_replayed = False
 
     def token_ids_of(self, req_ids: list[str]) -> np.ndarray:
         """Return the rows of token_ids in the order of req_ids; a request that is not in the step has no tokens."""

@@ -8,8 +8,11 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from actors.config import SpeculativeConfig
 from actors.core.requests.adapter import AdapterStats
+from actors.costs.step_cost_model import StepCostModel
 from kv_transfer.connector.store_steps import StoreStats
+from kv_transfer.link_load import LinkLoads
 from kv_transfer.message_ranges import MAX_KINDS, Clock, Count, Total, Word
 from kv_transfer.transfer_stats import TransferStats
 
@@ -56,6 +59,40 @@ class EmbeddingStats:
     """Fetches of other engines that this engine refused: it had no room in time, or had forgotten the image."""
 
 
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The work that an engine has at one moment, in the units that the durations of its steps depend on.
+
+    number:                    counts the engine's reports; a later one is newer
+    num_waiting_tokens:        tokens of waiting requests that will be computed here, cached ones deducted
+    num_prefill_tokens:        prompt tokens of running requests that are not computed yet
+    num_decodes:               running requests whose prompt is computed
+    num_decode_context_tokens: their tokens with KV, summed
+    num_free_blocks:           blocks that no request holds; those that only the prefix cache keeps are free
+    num_blocks, block_size:    of the KV cache; block_size in tokens
+    kv_bytes_per_token:        bytes of one token's KV, all layers and heads: what a transfer moves for it
+    max_num_batched_tokens:    the most tokens of one step
+    max_num_seqs:              the most running requests
+    links:                     the engine's links to consumers, those with the most queued bytes first
+    num_taken_requests:        requests of the ingress that gets the report which are in these numbers, or were and have
+                               ended: the first ones that it has sent in this session
+    """
+
+    number: Total = 0
+    num_waiting_tokens: Total = 0
+    num_prefill_tokens: Total = 0
+    num_decodes: Total = 0
+    num_decode_context_tokens: Total = 0
+    num_free_blocks: Total = 0
+    num_blocks: Total = 0
+    block_size: Total = 0
+    kv_bytes_per_token: Total = 0
+    max_num_batched_tokens: Total = 0
+    max_num_seqs: Total = 0
+    links: LinkLoads = ()
+    num_taken_requests: Total = 0
+
+
 @dataclass(slots=True)
 class SchedulerStats:
     """A snapshot of one engine's scheduler. Totals count from the engine's start."""
@@ -75,6 +112,8 @@ class SchedulerStats:
     num_prompt_tokens_computed: Total = 0
     num_output_tokens: Total = 0
     num_steps: Total = 0
+    num_replayed_steps: Total = 0
+    """Steps that replayed a CUDA graph; the others ran eagerly."""
     num_late_completions: Total = 0
     """Completions that came late, twice or for an unknown request, and were dropped."""
     num_refused_handoffs: Total = 0
@@ -90,6 +129,15 @@ class SchedulerStats:
     store_stats: StoreStats | None = None
     adapter_stats: AdapterStats | None = None
     embedding_stats: EmbeddingStats | None = None
+    load_report: LoadReport | None = None
+    step_costs: StepCostModel | None = None
+    """The durations of steps as the engine predicts them; None if it has not reported any prediction."""
+
+    @classmethod
+    def first(cls, num_blocks: int, block_size: int, speculative: SpeculativeConfig | None) -> SchedulerStats:
+        """Return the counters of a new scheduler."""
+        drafts = None if speculative is None else SpecDecodingStats(speculative.num_tokens)
+        return cls(num_blocks=num_blocks, block_size=block_size, spec_decoding_stats=drafts)
 
     @property
     def all_refused_messages(self) -> dict[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from actors.config import CacheConfig, SchedulerConfig
 from actors.core.queue.fair_queue import create_request_queue
-from actors.core.queue.lora_slots import LoraSlots
+from actors.core.queue.lora_slot_queue import LoraSlots
 from actors.core.queue.lora_waits import LoraWaits
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.requests.request import Request, RequestStatus

@@ -15,6 +15,7 @@ from actors.core.requests.request_status import TRANSITIONS
 from actors.core.requests.request_status import FinishReason as FinishReason
 from actors.core.requests.request_status import RequestStatus as RequestStatus
 from actors.core.requests.sampling_params import PoolingParams, SamplingParams
+from actors.core.requests.slo import Slo
 from actors.errors import IllegalTransition
 from kv_transfer.message_ranges import (
     Bulk,
@@ -71,6 +72,7 @@ class EngineCoreRequest:
     lora:             the adapter to run with
     cache_salt:       keeps apart, in the prefix cache, clients that must not see each other's hits
     prefix_source:    an engine that may have more of the request's prefix in its cache than this one
+    slo:              the request's service-level aims, for the router; the scheduler does not look at them
     """
 
     request_id: Name
@@ -92,6 +94,7 @@ class EngineCoreRequest:
     pooling_params: PoolingParams | None = None
     kv_transfer_params: KVTransferParams | None = None
     prefix_source: PrefixSource | None = None
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)

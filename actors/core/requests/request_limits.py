@@ -66,7 +66,7 @@ def find_request_mistake(request: EngineCoreRequest, limits: RequestLimits) -> s
     """Say why this engine's model cannot take a request, or return None."""
     embeds, pooling = request.prompt_embeds, request.pooling_params
     if pooling is not None and pooling.dimensions is not None and pooling.dimensions > max(1, limits.embedding_size):
-        return f"{pooling.dimensions} dimensions are wanted of {limits.embedding_size}"
+        return f"dimensions is {pooling.dimensions}, the model's embeddings have {limits.embedding_size}"
     return (
         find_token_mistake("prompt_token_ids", request.prompt_token_ids, limits.vocab_size)
         or find_token_mistake("output_token_ids", request.output_token_ids, limits.vocab_size)
@@ -79,8 +79,12 @@ def find_request_mistake(request: EngineCoreRequest, limits: RequestLimits) -> s
 
 
 def _find_ticket_mistake(ticket: KVTransferParams | None) -> str | None:
-    """Ids have no zero character, by which a line of a log might be cut."""
-    return "the transfer_id has a zero character" if ticket is not None and "\0" in ticket.transfer_id else None
+    """Name a transfer id that is a part's, or has a zero character, by which a line of a log might be cut."""
+    if ticket is None:
+        return None
+    if not isinstance(ticket.transfer_id, str):
+        return "the transfer_id names a part of a transfer, which only an engine's ranks do"
+    return "the transfer_id has a zero character" if "\0" in ticket.transfer_id else None
 
 
 def find_token_mistake(field: str, token_ids: Iterable[int], vocab_size: int) -> str | None:
@@ -146,11 +150,13 @@ def _find_images_mistake(request: EngineCoreRequest, facts: ImageFacts | None) -
         return "the model takes no images" if request.encoder_inputs else None
     for feature in request.mm_features:
         if feature != features[feature.mm_hash] and _size_of(feature) != _size_of(features[feature.mm_hash]):
-            return "one image is said to have two sizes"
+            return "two items of the prompt give one image different sizes"
         if feature.length != feature.num_embeds:
-            return f"an image of {feature.num_embeds} embeddings stands for {feature.length} tokens"
+            return (
+                f"an image has {feature.num_embeds} embeddings and {feature.length} tokens; the numbers must be equal"
+            )
         if (facts.grid_merge_size is None) != (feature.grid is None):
-            return f"an image of the grid {feature.grid}, where the model's have {'no' if feature.grid else 'one'}"
+            return f"an image has the grid {feature.grid}, the model's have {'none' if feature.grid else 'one'}"
     for image in request.encoder_inputs:
         if (shown := features.pop(image.mm_hash, None)) is None:
             return "an image to encode is not one of the prompt's, or is there twice"
@@ -181,9 +187,9 @@ def find_embeddings_mistake(described: DescribedArray, facts: ImageFacts, num_em
     """Say why these are no embeddings of an image of this model, or return None. num_embeds: if that is known."""
     _, shape, _ = described
     if len(shape) != 2 or shape[0] < 1 or shape[1] != facts.hidden_size:
-        return f"embeddings of shape {shape}, the model's have {facts.hidden_size} numbers each"
+        return f"embeddings have the shape {shape}, the model's have {facts.hidden_size} numbers each"
     if num_embeds is not None and shape[0] != num_embeds:
-        return f"{shape[0]} embeddings of an image that has {num_embeds}"
+        return f"an image of {num_embeds} embeddings is given {shape[0]}"
     return _find_array_mistake(EMBEDDINGS, described, _FLOAT_SIZES)
 
 
@@ -194,17 +200,17 @@ def _find_pixels_mistake(
         return None
     names = {_PIXELS} if facts.grid_merge_size is None else {_PIXELS, _GRID}
     if arrays.keys() != names:
-        return f"an image is made of {sorted(arrays)}, the model takes {sorted(names)}"
+        return f"an image has the arrays {sorted(arrays)}, the model takes {sorted(names)}"
     pixels = arrays[_PIXELS]
     is_shaped = len(pixels.shape) == len(facts.pixel_shape) and all(
         size > 0 and expected in (None, size) for size, expected in zip(pixels.shape, facts.pixel_shape, strict=True)
     )
     if not is_shaped or pixels.dtype != "float32":
-        return f"pixel_values of {pixels.dtype} {pixels.shape}, the model takes float32 {facts.pixel_shape}"
+        return f"pixel_values is {pixels.dtype} {pixels.shape}, the model takes float32 {facts.pixel_shape}"
     if facts.grid_merge_size is not None:
         return _find_grid_mistake(arrays, facts.grid_merge_size, feature)
     if feature is not None and facts.num_embeds not in (None, feature.num_embeds):
-        return f"an image of {feature.num_embeds} embeddings, the model makes {facts.num_embeds}"
+        return f"an image has {feature.num_embeds} embeddings, the model makes {facts.num_embeds}"
     return None
 
 
@@ -213,15 +219,16 @@ def _find_grid_mistake(
 ) -> str | None:
     array, num_patches = arrays[_GRID], arrays[_PIXELS].shape[0]
     if array.dtype != "int64" or array.shape != (1, 3):
-        return f"a grid of {array.dtype} {array.shape}, the model takes int64 (1, 3)"
+        return f"an image's grid is {array.dtype} {array.shape}, the model takes int64 (1, 3)"
     frames, rows, columns = (int(size) for size in np.frombuffer(array.data, dtype="<i8"))
     sizes = (frames, rows, columns)
     if min(sizes) < 1 or math.prod(sizes) != num_patches or rows % merge_size or columns % merge_size:
-        return f"an image of {num_patches} patches, its grid is {sizes}, in squares of {merge_size}"
+        return f"an image has {num_patches} patches, which are not its grid {sizes} in squares of {merge_size}"
     merged = (frames, rows // merge_size, columns // merge_size)
     if feature is not None and (feature.grid != merged or feature.num_embeds != math.prod(merged)):
         return (
-            f"an image of the grid {feature.grid} and {feature.num_embeds} embeddings, what it is made of has {merged}"
+            f"the prompt gives an image the grid {feature.grid} and {feature.num_embeds} embeddings, but its arrays "
+            f"have the grid {merged}"
         )
     return None
 
@@ -229,6 +236,6 @@ def _find_grid_mistake(
 def _find_array_mistake(name: str, described: DescribedArray, sizes: Mapping[str, int]) -> str | None:
     dtype, shape, size_bytes = described
     if (item_size_bytes := sizes.get(dtype)) is None:
-        return f"{name} is of dtype {dtype!r}, taken are {', '.join(sizes)}"
+        return f"{name} has the dtype {dtype!r}, allowed are {', '.join(sizes)}"
     expected = math.prod(shape) * item_size_bytes
     return None if size_bytes == expected else f"{name} of {dtype} {shape} has {size_bytes} bytes, not {expected}"

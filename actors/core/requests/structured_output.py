@@ -42,12 +42,10 @@ class StructuredOutputManager(Protocol):
     def count_allowed(self, request_id: str, token_ids: Sequence[int]) -> int:
         """Return how many of these draft tokens the grammar allows, up to the first one that it does not."""
 
-    def fill_bitmask(
-        self, request_ids: Iterable[str], guesses: Mapping[str, Sequence[int]] | None = None
-    ) -> np.ndarray:
+    def fill_bitmask(self, request_ids: Iterable[str], drafts: Mapping[str, Sequence[int]] | None = None) -> np.ndarray:
         """Return which tokens each request's grammar allows next, and which it allows after each draft token.
 
-        guesses: draft tokens by request id; requests may be missing, and entries of other requests are ignored
+        drafts: draft tokens by request id; requests may be missing, and entries of other requests are ignored
         Returns [num_rows, ceil(vocab_size / 32)] int32, 1 for an allowed token, the lowest bit first. Each request has
         one row, followed by one row for each of its draft tokens. A row after a draft token that is not allowed may
         hold anything, since nobody reads it.

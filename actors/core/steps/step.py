@@ -22,6 +22,7 @@ from actors.core.queue.request_queue import RequestQueue
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
+from actors.core.steps.chunk_budget import StepChunkBudget
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.steps import ProducerProgress
 from kv_transfer.params import TransferRole
@@ -61,12 +62,14 @@ class Step:
     num_admitted: waiting requests that have got blocks
     lacking_inputs: requests with items whose encoder inputs this engine was not given; they have left their queues
     somebody_waits_for_blocks: a running request lacks blocks that are there when the steps under way are over
+    chunks: bounds the tokens of prompts beside decodes; None: the token budget alone bounds them
     """
 
     config: SchedulerConfig
     token_budget: int
     now_s: float
     encoder: EncoderStep = field(default_factory=lambda: EncoderStep(EncoderCacheManager(0), 0))
+    chunks: StepChunkBudget | None = None
     steady_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     new_block_ids: dict[int, list[int]] = field(default_factory=dict)
@@ -131,10 +134,15 @@ class Step:
         threshold = config.long_prefill_token_threshold
         if 0 < threshold < num_new_tokens and queues.others_wait(request):
             num_new_tokens = threshold
-        return min(num_new_tokens, self.token_budget)
+        num_new_tokens = min(num_new_tokens, self.token_budget)
+        if self.chunks is None or num_new_tokens <= 0:
+            return num_new_tokens
+        return self.chunks.cap(request.num_tokens - num_missing_tokens, num_new_tokens)
 
     def take(self, request: Request, num_new_tokens: int) -> None:
         """Schedule num_new_tokens tokens of a request, drafts included."""
+        if self.chunks is not None:
+            self.chunks.take(request, num_new_tokens)
         self.num_scheduled_tokens[request.request_id] = num_new_tokens
         self.token_budget -= num_new_tokens
         if request.wants_prompt_logprobs:

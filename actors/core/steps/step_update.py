@@ -252,5 +252,7 @@ def _with_vector(request: Request, results: _Results) -> Ending:
     """Return the end of a pooling request."""
     vector = results.model_output.pooler_output.get(request.request_id)
     if vector is None:
-        raise IntegrityError(f"{request.request_id}: its prompt is through, and there is no vector")
+        raise IntegrityError(
+            f"{request.request_id}: its whole prompt is computed, and the worker has returned no vector"
+        )
     return Ending(request, RequestStatus.FINISHED_STOPPED, pooling_output=vector)

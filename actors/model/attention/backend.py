@@ -19,7 +19,8 @@ What a backend must provide:
   device, the distribution of work. attend() is called once for each layer, with nothing left to plan.
 - **Orders of K.** V is always [block_size, head_dim] in a tile, one block of one head and layer. K is in one of the
   orders of KeyOrder; the backend reads and writes all of those that key_orders() lists, the fastest first. The cluster
-  chooses one order for all engines. Every kind for the CPU supports both; a kind for a GPU supports the plain one.
+  chooses one order for all engines. `torch` supports both, so that every CPU can join the cluster; `vllm_cpu` supports
+  the transposed one, `triton` the plain one.
 - **Finite numbers.** A slot that no token has written holds finite numbers, because other backends multiply what a
   masked slot holds by a weight of zero. So prepare() fills a block with zeros if a request begins it in this step and
   does not fill it (plan_writes() lists these blocks).

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from kv_transfer.device_kind import is_accelerator
 
 _MIN_SEQUENCES = 4
 _MIN_TOKENS = 2048
@@ -26,7 +27,7 @@ def count_shared_blocks(shape: BatchShape, num_decoding: int, block_size: int, d
     Returns 0 where reading them once is not faster, and on a GPU, where it was not measured.
     """
     num_blocks = shape.num_common_blocks
-    is_measured = device.type == "cpu"
+    is_measured = not is_accelerator(device)
     pays = num_decoding >= _MIN_SEQUENCES and num_decoding * num_blocks * block_size >= _MIN_TOKENS
     return num_blocks if is_measured and pays else 0
 

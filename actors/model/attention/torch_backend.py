@@ -16,6 +16,7 @@ from actors.model.attention.backend import AttentionNeeds, BackendName
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import CacheShape, DecodeBucket, PrefillSegment, plan_window, plan_writes
 from actors.model.attention.cascade import attend_with_shared_prefix
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KeyOrder
 
 _TRANSPOSED_BUFFER = 4
@@ -29,7 +30,7 @@ class TorchKind:
 
     def key_orders(self, needs: AttentionNeeds) -> tuple[KeyOrder, ...]:
         """See AttentionBackendKind."""
-        if needs.device.type == "cpu":
+        if not is_accelerator(needs.device):
             return (KeyOrder.PLAIN, KeyOrder.TRANSPOSED)
         return (KeyOrder.PLAIN,)
 

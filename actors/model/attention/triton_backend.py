@@ -14,24 +14,25 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from actors.model.attention.backend import AttentionNeeds, BackendName
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.static_batch import StaticBatch
 from actors.model.attention.triton_kernels.launches import choose_num_parts
-from actors.model.attention.triton_kernels.step_plan import StepPlan, TilePlan, plan_step
-from actors.model.attention.triton_kernels.tile_sizes import MAX_GROUP, MAX_HEAD_DIM, most_rows
+from actors.model.attention.triton_kernels.step_plan import StepPlan, plan_step
+from actors.model.attention.triton_kernels.tile_sizes import MAX_GROUP, MAX_HEAD_DIM, most_rows, short_rows
+from actors.model.uploads import upload
+from kv_transfer.device_kind import device_module, is_accelerator
 from kv_transfer.layout import KeyOrder
 
 _MIN_CAPABILITY = (8, 0)
 """The oldest compute capability that multiplies matrices of bfloat16, and for which a test compiles the kernels."""
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
-_ALIGNMENT = 4
-"""Each uploaded array begins at a multiple of this many numbers, 16 bytes: Triton compiles a kernel once more where an
-argument is aligned in another way."""
 
 
 class TritonKind:
@@ -45,11 +46,11 @@ class TritonKind:
 
     def find_obstacle(self, needs: AttentionNeeds) -> str | None:
         """See AttentionBackendKind."""
-        if needs.device.type != "cuda":
+        if not is_accelerator(needs.device):
             return "it needs a CUDA device"
         if importlib.util.find_spec("triton") is None:
             return "the package triton is not installed"
-        capability = torch.cuda.get_device_capability(needs.device)
+        capability = device_module(needs.device).get_device_capability(needs.device)
         if capability < _MIN_CAPABILITY:
             return f"the device has compute capability {'.'.join(map(str, capability))}, and 8.0 is the least"
         return find_uncovered(needs)
@@ -57,8 +58,8 @@ class TritonKind:
     def open(self, kv_cache: Tensor, needs: AttentionNeeds) -> TritonAttention:
         """See AttentionBackendKind."""
         num_processors = 1
-        if needs.device.type == "cuda":
-            num_processors = torch.cuda.get_device_properties(needs.device).multi_processor_count
+        if is_accelerator(needs.device):
+            num_processors = device_module(needs.device).get_device_properties(needs.device).multi_processor_count
         return TritonAttention(kv_cache, needs.geometry.num_heads // needs.geometry.num_kv_heads, num_processors)
 
 
@@ -98,40 +99,61 @@ class TritonAttention:
     def prepare(self, shape: BatchShape) -> TritonBatch:
         """Plan one step, and upload the plan."""
         block_size = self.kv_cache.shape[4]
-        return TritonBatch(self, plan_step(shape, block_size=block_size, group=self._group, most_rows=self._most_rows))
+        plan = plan_step(shape, block_size=block_size, group=self._group, most_rows=self._most_rows)
+        return TritonBatch.of_plan(self, plan)
+
+    def decode(self, batch: StaticBatch, max_seq_len: int) -> TritonBatch:
+        """See StaticAttention. Each request is one tile of one token."""
+        is_short = self._group <= self._most_rows.short
+        rows = short_rows(self._group, 1) if is_short else self._most_rows.long
+        tiles = _Tiles(batch.requests, batch.query_starts[:-1], rows, max_seq_len, 1, is_short)
+        requests = _Requests(batch.query_starts, batch.seq_lens, batch.block_tables)
+        return TritonBatch(self, batch.slots, requests, [tiles])
 
 
 class TritonBatch:
     """One step's batch: writes each layer's keys and values, then attends. Implements BatchAttention."""
 
-    def __init__(self, backend: TritonAttention, plan: StepPlan) -> None:
+    def __init__(self, backend: TritonAttention, slots: Tensor, requests: _Requests, tiles: Sequence[_Tiles]) -> None:
+        """slots: [num_tokens] int32, block * block_size + offset, or -1 for a token that is not written"""
         self._kv_cache, self._num_processors = backend.kv_cache, backend.num_processors
+        self._slots, self._requests, self._tiles = slots, requests, tiles
+
+    @classmethod
+    def of_plan(cls, backend: TritonAttention, plan: StepPlan) -> Self:
+        """Upload a plan, and fill the blocks that begin with zeros."""
         tile_plans = [tiles for tiles in (plan.short, plan.long) if tiles is not None]
         arrays = [plan.slots, plan.begun_blocks, plan.query_starts, plan.seq_lens, plan.block_tables]
         arrays += [part for tiles in tile_plans for part in (tiles.requests, tiles.tokens)]
-        self._slots, begun_blocks, *batch = upload(arrays, self._kv_cache.device)
-        self._requests = tuple(batch[:3])
-        self._tiles = [(tiles, batch[3 + 2 * i], batch[4 + 2 * i]) for i, tiles in enumerate(tile_plans)]
-        self._short = plan.short
+        slots, begun_blocks, *batch = upload(arrays, backend.kv_cache.device)
         if len(plan.begun_blocks):
-            self._kv_cache.index_fill_(0, begun_blocks.long(), 0)
+            backend.kv_cache.index_fill_(0, begun_blocks.long(), 0)
+        tiles = [
+            _Tiles(
+                batch[3 + 2 * i], batch[4 + 2 * i], plan_.rows, plan_.max_keys, plan_.max_tokens, plan_ is plan.short
+            )
+            for i, plan_ in enumerate(tile_plans)
+        ]
+        return cls(backend, slots, _Requests(batch[0], batch[1], batch[2]), tiles)
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See BatchAttention."""
         torch.ops.raypd.write_kv(self._kv_cache, key, value, self._slots, layer.index)
         num_heads, num_tokens, head_dim = query.shape
         output = query.new_empty(num_tokens, num_heads, head_dim)
-        for plan, requests, tokens in self._tiles:
+        for tiles in self._tiles:
             torch.ops.raypd.attend_tiles(
                 output,
                 query,
                 self._kv_cache,
-                requests,
-                tokens,
-                *self._requests,
-                plan.rows,
-                plan.max_tokens,
-                self._num_parts(plan, layer) if plan is self._short else 1,
+                tiles.requests,
+                tiles.tokens,
+                self._requests.query_starts,
+                self._requests.seq_lens,
+                self._requests.block_tables,
+                tiles.rows,
+                tiles.max_tokens,
+                self._num_parts(tiles, layer) if tiles.is_short else 1,
                 layer.index,
                 layer.scaling,
                 layer.softcap or 0.0,
@@ -140,25 +162,32 @@ class TritonBatch:
             )
         return output
 
-    def _num_parts(self, plan: TilePlan, layer: AttentionLayer) -> int:
-        max_keys = plan.max_keys
+    def _num_parts(self, tiles: _Tiles, layer: AttentionLayer) -> int:
+        max_keys = tiles.max_keys
         if layer.sliding_window is not None:
-            max_keys = min(max_keys, layer.sliding_window + plan.max_tokens - 1)
-        return choose_num_parts(len(plan.requests) * self._kv_cache.shape[1], max_keys, self._num_processors)
+            max_keys = min(max_keys, layer.sliding_window + tiles.max_tokens - 1)
+        return choose_num_parts(tiles.requests.shape[0] * self._kv_cache.shape[1], max_keys, self._num_processors)
 
 
-def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Copy int32 arrays to the device in one piece. The host does not wait for the copy.
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """A step's requests on the device; see the operator attend_tiles."""
 
-    Returns a tensor for each array, with its shape; all are views of one tensor.
+    query_starts: Tensor
+    seq_lens: Tensor
+    block_tables: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Tiles of one launch, on the device; see TilePlan.
+
+    is_short: several programs may share a tile's keys
     """
-    sizes = [-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays]
-    numbers, start = np.zeros(sum(sizes), dtype=np.int32), 0
-    for array, size in zip(arrays, sizes, strict=True):
-        numbers[start : start + array.size] = array.reshape(-1)
-        start += size
-    packed = torch.from_numpy(numbers)
-    if device.type == "cuda":
-        packed = packed.pin_memory()
-    parts = torch.split(packed.to(device, non_blocking=True), sizes)
-    return [part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True)]
+
+    requests: Tensor
+    tokens: Tensor
+    rows: int
+    max_keys: int
+    max_tokens: int
+    is_short: bool

@@ -19,6 +19,7 @@ from actors.model.attention.backend import AttentionNeeds, BackendName
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import begun_blocks, token_slots
 from actors.model.attention.vllm_cpu_library import load_library
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KeyOrder
 
 _ALIGNMENT = 16
@@ -35,7 +36,7 @@ class VllmCpuKind:
 
     def find_obstacle(self, needs: AttentionNeeds) -> str | None:
         """See AttentionBackendKind."""
-        if needs.device.type != "cpu":
+        if is_accelerator(needs.device):
             return f"it computes on CPUs, and the model is on {needs.device.type}"
         if needs.block_size % _ALIGNMENT:
             return (
@@ -85,13 +86,16 @@ class VllmCpuBatch:
         most = -(-int(shape.seq_lens.max()) // needs.block_size)
         self._block_tables = _to_int32(shape.block_tables[:, :most])
         self._isa = _isa(needs)
-        self._schedules = {
-            window: _schedule(needs, shape.query_starts, shape.seq_lens, window)
-            for window in needs.geometry.sliding_windows
-        }
+        self._shape = shape
+        self._num_threads = 0
+        self._schedules: dict[int | None, Tensor] = {}
 
     def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See BatchAttention."""
+        # Asking for the number gives it to OpenMP on a thread on which torch has computed nothing yet; the operator
+        # reads it there, and refuses a schedule for another number.
+        if (num_threads := torch.get_num_threads()) != self._num_threads:
+            self._distribute(num_threads)
         keys, values = self._backend.layers[layer.index]
         dtype = keys.dtype
         query, key, value = (states.transpose(0, 1).to(dtype) for states in (query, key, value))
@@ -119,6 +123,15 @@ class VllmCpuBatch:
             "auto",
         )
         return output
+
+    def _distribute(self, num_threads: int) -> None:
+        """Let the operator distribute the step's work over this many threads, which the calling thread has."""
+        needs, shape = self._backend.needs, self._shape
+        self._num_threads = num_threads
+        self._schedules = {
+            window: _schedule(needs, shape.query_starts, shape.seq_lens, window)
+            for window in needs.geometry.sliding_windows
+        }
 
 
 def _schedule(needs: AttentionNeeds, query_starts: np.ndarray, seq_lens: np.ndarray, window: int | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from actors.core.outputs.scheduler_output import BlockCopy
 from actors.model.attention.probe import KVGeometry
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KeyOrder, KVCacheLayout
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 
@@ -48,7 +49,7 @@ def allocate_kv_cache(layout: KVCacheLayout, device: torch.device) -> Tensor:
     It must not hold leftover bytes: masked keys have weight 0, but 0 times a NaN is a NaN. On the CPU the cache is in a
     memory file if the machine allows it, so that engines of the same host read blocks directly.
     """
-    if device.type == "cpu":
+    if not is_accelerator(device):
         try:
             return allocate_shared_pool(layout)
         except OSError as error:

@@ -10,8 +10,8 @@ from actors.model.errors import KVCacheTooLarge, KVCacheTooSmall
 logger = logging.getLogger(__name__)
 
 _BATCHES_WORTH_KEEPING = 4
-_CPU_TOKENS_WORTH_KEEPING = 131_072
-"""Enough for 64 requests of 2048 tokens. More run at once on a GPU, but seldom on a CPU."""
+_CPU_TOKENS_PER_THREAD = 32_768
+"""Enough for 16 requests of 2048 tokens. More run at once on a GPU, but seldom on one core of a CPU."""
 _CPU_SEQUENCES_WORTH_KEEPING = 4
 
 
@@ -23,9 +23,11 @@ def choose_num_blocks(
     max_model_len: int,
     free_memory_bytes: int,
     is_gpu: bool,
+    num_threads: int = 1,
 ) -> int:
     """Return the number of blocks of the cache: num_blocks, or what kv_cache_memory_gib or memory_fraction holds.
 
+    num_threads: the threads of a rank that computes on a CPU; has no effect on a GPU
     A fraction of the free memory is cut at num_useful_blocks().
     Raises KVCacheTooSmall if that is not even one sequence of max_model_len tokens.
     """
@@ -37,7 +39,9 @@ def choose_num_blocks(
         num_blocks = budget_bytes // block_size_bytes
     else:
         budget_bytes = int(max(free_memory_bytes, 0) * cache_config.memory_fraction)
-        useful = num_useful_blocks(cache_config, scheduler_config, max_model_len=max_model_len, is_gpu=is_gpu)
+        useful = num_useful_blocks(
+            cache_config, scheduler_config, max_model_len=max_model_len, is_gpu=is_gpu, num_threads=num_threads
+        )
         num_blocks = min(budget_bytes // block_size_bytes, useful)
     if num_blocks < blocks_per_sequence:
         raise KVCacheTooSmall(
@@ -50,19 +54,25 @@ def choose_num_blocks(
 
 
 def num_useful_blocks(
-    cache_config: CacheConfig, scheduler_config: SchedulerConfig, *, max_model_len: int, is_gpu: bool
+    cache_config: CacheConfig,
+    scheduler_config: SchedulerConfig,
+    *,
+    max_model_len: int,
+    is_gpu: bool,
+    num_threads: int = 1,
 ) -> int:
     """Return how many blocks are worth their memory where no setting names the size of the cache.
 
     That is four times what the largest batch can use: beyond that only the prefix cache would gain, and a small model
-    on a large machine would spend its start on making millions of blocks. On a CPU, 131072 tokens are enough, or four
-    sequences of max_model_len: larger batches are too slow there, and the other processes need the memory, too.
+    on a large machine would spend its start on making millions of blocks. On a CPU, 32768 tokens for each thread are
+    enough, or four sequences of max_model_len: larger batches are too slow there, and the other processes need the
+    memory, too.
     """
     per_sequence = _blocks_per_sequence(cache_config, max_model_len)
     useful = _BATCHES_WORTH_KEEPING * scheduler_config.max_num_seqs * per_sequence
     if is_gpu:
         return useful
-    likely = _CPU_TOKENS_WORTH_KEEPING // cache_config.block_size
+    likely = _CPU_TOKENS_PER_THREAD * num_threads // cache_config.block_size
     return min(useful, max(likely, _CPU_SEQUENCES_WORTH_KEEPING * per_sequence))
 
 

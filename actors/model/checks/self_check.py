@@ -27,6 +27,7 @@ from actors.model.cache.kv_cache import allocate_kv_cache, make_layout
 from actors.model.config.support import attention_choice
 from actors.model.errors import SelfCheckFailed
 from actors.model.forward import FlatForward
+from kv_transfer.device_kind import is_accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _BLOCK_SIZE = 4
 _MIN_TOKENS = 24
 _TOKENS_PAST_WINDOW = 8
 # About one second of matrix products, so that a check stays short beside the reading of the weights.
-_MAX_FLOPS = {"cpu": 2e11, "cuda": 1e14}
+_MAX_FLOPS_CPU, _MAX_FLOPS_GPU = 2e11, 1e14
 # The largest relative_error() that passes. In float32 it is the worst token's error. In 16 bits it is the median
 # token's: a deep model's rounding errors are some per cent, and a mixture of experts may choose other experts for one.
 _MAX_ERROR_FLOAT32 = 1e-3
@@ -84,7 +85,8 @@ def _choose_num_tokens(forward: FlatForward, geometry: KVGeometry, max_tokens: i
     windows = [window for window in geometry.sliding_windows if window is not None]
     wanted = max([_MIN_TOKENS] + [window + _TOKENS_PAST_WINDOW for window in windows])
     num_parameters = forward.model.num_parameters()
-    affordable = int(_MAX_FLOPS[forward.model.device.type] / (2 * 3 * num_parameters))
+    max_flops = _MAX_FLOPS_GPU if is_accelerator(forward.model.device) else _MAX_FLOPS_CPU
+    affordable = int(max_flops / (2 * 3 * num_parameters))
     return min(wanted, max(affordable, _MIN_TOKENS), max_tokens)
 
 

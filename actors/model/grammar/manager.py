@@ -26,6 +26,7 @@ from actors.model.grammar.cache import GrammarCache
 from actors.model.grammar.compiler_process import CompilerProcess
 from actors.model.grammar.errors import CompilerUnusable, GrammarError, GrammarRefused
 from actors.model.grammar.vocabulary import LazyVocabulary, deserialize_grammar, load_vocabulary
+from actors.process.cpu_binding import run_on_any_core
 
 if TYPE_CHECKING:
     import xgrammar
@@ -59,7 +60,9 @@ class XGrammarManager:
         for compiler in self._compilers:
             self._idle.put(compiler)
         # There are as many threads as compilers, so each thread finds an idle compiler.
-        self._threads = ThreadPoolExecutor(config.num_compilers, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(
+            config.num_compilers, thread_name_prefix="grammar", initializer=run_on_any_core
+        )
         self._compiled: deque[tuple[StructuredOutputParams, xgrammar.CompiledGrammar | GrammarError | None]] = deque()
         self._cache = GrammarCache(config.cache_mib << 20)
         self._waiters: dict[StructuredOutputParams, dict[str, _Waiter]] = {}
@@ -124,14 +127,12 @@ class XGrammarManager:
         """Return how many of these draft tokens the grammar allows, up to the first one that it does not."""
         return self._matchers[request_id].count_allowed(token_ids)
 
-    def fill_bitmask(
-        self, request_ids: Iterable[str], guesses: Mapping[str, Sequence[int]] | None = None
-    ) -> np.ndarray:
+    def fill_bitmask(self, request_ids: Iterable[str], drafts: Mapping[str, Sequence[int]] | None = None) -> np.ndarray:
         """See StructuredOutputManager."""
-        guessed = {request_id: (guesses or {}).get(request_id, ()) for request_id in request_ids}
-        bits = np.empty((sum(1 + len(token_ids) for token_ids in guessed.values()), self._num_words), dtype=np.int32)
+        drafted = {request_id: (drafts or {}).get(request_id, ()) for request_id in request_ids}
+        bits = np.empty((sum(1 + len(token_ids) for token_ids in drafted.values()), self._num_words), dtype=np.int32)
         row = 0
-        for request_id, token_ids in guessed.items():
+        for request_id, token_ids in drafted.items():
             self._matchers[request_id].fill(bits, row, token_ids)
             row += 1 + len(token_ids)
         return bits

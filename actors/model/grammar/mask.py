@@ -1,4 +1,4 @@
-"""Sets the logits of all tokens that a request's grammar does not allow to minus infinity."""
+"""The tokens that grammars allow in one step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from actors.core.outputs.scheduler_output import SchedulerOutput
 
@@ -40,18 +38,3 @@ class GrammarMask:
         order = np.argsort(positions, kind="stable")
         order = order[np.isin(positions[order], sampled)]
         return cls(np.flatnonzero(np.isin(sampled, positions)), bits[order]) if len(order) else None
-
-    def forbid(self, logits: Tensor, rows: np.ndarray) -> None:
-        """Set the logits of tokens that are not allowed to -inf.
-
-        logits: [m, vocab_size] floating, changed in place
-        rows:   [m] int64, increasing, the index of each row of logits among the sampled rows; contains all of self.rows
-        """
-        octets = torch.from_numpy(self.bits.view(np.uint8)).to(logits.device)
-        bit_of_octet = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
-        is_forbidden = (octets[:, :, None] & bit_of_octet).eq_(0).bool().flatten(1)[:, : logits.shape[1]]
-        if len(self.rows) == len(rows):
-            logits.masked_fill_(is_forbidden, -torch.inf)
-            return
-        masked = torch.from_numpy(np.searchsorted(rows, self.rows)).to(logits.device)
-        logits[masked] = logits[masked].masked_fill_(is_forbidden, -torch.inf)

@@ -52,37 +52,37 @@ class TokenMatcher:
                 return f"the grammar is too ambiguous: following {self._num_tokens} tokens took {self._spent_s:.1f} s"
         return None
 
-    def count_allowed(self, guesses: Sequence[int]) -> int:
+    def count_allowed(self, drafts: Sequence[int]) -> int:
         """Return how many draft tokens are allowed, up to the first one that is not. Changes nothing."""
         began_s = time.perf_counter()
         num_allowed = 0
-        while num_allowed < len(guesses) and self._try(guesses[num_allowed]):
+        while num_allowed < len(drafts) and self._try(drafts[num_allowed]):
             num_allowed += 1
         self._matcher.rollback(num_allowed)
         self._spent_s += time.perf_counter() - began_s
         return num_allowed
 
-    def fill(self, bits: np.ndarray, row: int, guesses: Sequence[int] = ()) -> None:
-        """Write which tokens are allowed next into a row, and into the rows after it what is allowed after each guess.
+    def fill(self, bits: np.ndarray, row: int, drafts: Sequence[int] = ()) -> None:
+        """Write which tokens are allowed next into a row, and into the rows after it what is allowed after each draft.
 
         bits: [num_rows, ceil(vocab_size / 32)] int32, 1 for an allowed token, the lowest bit first
-        guesses: draft tokens; the rows after a draft token that is not allowed get EVERY_TOKEN
+        drafts: draft tokens; the rows after a draft token that is not allowed get EVERY_TOKEN
         """
         began_s = time.perf_counter()
         num_allowed = 0
         self._fill_row(bits, row, self._utf8_mask)
-        for guess in guesses:
-            if not self._try(guess):
-                bits[row + num_allowed + 1 : row + len(guesses) + 1] = EVERY_TOKEN
+        for draft in drafts:
+            if not self._try(draft):
+                bits[row + num_allowed + 1 : row + len(drafts) + 1] = EVERY_TOKEN
                 break
             num_allowed += 1
-            self._fill_row(bits, row + num_allowed, self._texts.mask_after(guess))
+            self._fill_row(bits, row + num_allowed, self._texts.mask_after(draft))
         self._matcher.rollback(num_allowed)
         self._spent_s += time.perf_counter() - began_s
 
-    def _try(self, guess: int) -> bool:
+    def _try(self, draft: int) -> bool:
         """Advance by a draft token if it is allowed, and return whether it is. The caller must roll back."""
-        return not self._matcher.is_terminated() and bool(self._matcher.accept_token(guess))
+        return not self._matcher.is_terminated() and bool(self._matcher.accept_token(draft))
 
     def _fill_row(self, bits: np.ndarray, row: int, utf8_mask: np.ndarray | None) -> None:
         if self._matcher.is_terminated():

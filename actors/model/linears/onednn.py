@@ -40,6 +40,16 @@ def reorder_weight(weight: Tensor) -> Tensor:
     return reordered
 
 
+def rounded_rows(num_rows: int) -> int:
+    """Return how many rows to compute for a number of rows: itself up to 32, then at most a sixteenth more.
+
+    oneDNN generates code for every number of rows and shape of weights, and keeps it: about half a MiB each. Chunks of
+    prompts have any number of rows, so without this an engine grows by hundreds of MiB while it serves.
+    """
+    step: int = 1 << max(0, num_rows.bit_length() - 5)
+    return -(-num_rows // step) * step
+
+
 def multiply(inputs: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
     """Return inputs times the transposed weight, plus bias: [..., in_features] -> [..., out_features], contiguous."""
     output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, reordered, bias, "none", [], "")

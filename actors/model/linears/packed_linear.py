@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from actors.model.linears import onednn
 
@@ -27,9 +28,13 @@ class PackedProduct:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Compute [..., in_features] -> [..., out_features], contiguous."""
-        if self._pairs_single_rows and inputs.numel() == inputs.shape[-1]:
+        num_rows = inputs.numel() // inputs.shape[-1]
+        if self._pairs_single_rows and num_rows == 1:
             pair = inputs.reshape(1, -1).expand(2, -1)
             return onednn.multiply(pair, self._reordered, self._bias)[:1].view(*inputs.shape[:-1], -1)
+        if num_added := onednn.rounded_rows(num_rows) - num_rows:
+            rows = functional.pad(inputs.reshape(num_rows, -1), (0, 0, 0, num_added))
+            return onednn.multiply(rows, self._reordered, self._bias)[:num_rows].view(*inputs.shape[:-1], -1)
         return onednn.multiply(inputs, self._reordered, self._bias)
 
 

@@ -22,10 +22,12 @@ from actors.model.checks.self_check import error_limit, relative_error
 from actors.model.errors import SelfCheckFailed, UnsupportedModel
 from actors.model.forward import FlatForward
 from actors.model.linears import onednn
+from actors.model.linears.freed_memory import MappedPages, trim_heap
 from actors.model.linears.onednn import RowResults
 from actors.model.linears.packed_linear import FusedProduct, PackedLinear, PackedProduct, Product
 from actors.model.linears.watched_layers import FoundLayer, find_layers, replace_module
 from actors.model.tensor_parallel.group import TensorParallelGroup
+from kv_transfer.device_kind import is_accelerator
 
 logger = logging.getLogger(__name__)
 
@@ -49,22 +51,30 @@ class PackedLayers:
     num_plain: int = 0
     shapes: dict[RowResults, set[tuple[int, int]]] = field(default_factory=dict)
 
+    def describe(self) -> str:
+        """Return the counts in words."""
+        if not self.num_packed:
+            return "plain: none of the layers can be packed"
+        plain = f", and {self.num_plain} left plain (the log has the reasons)" if self.num_plain else ""
+        return f"packed for oneDNN: {self.num_packed} layers as {self.num_products} products{plain}"
 
-def is_to_pack(
+
+def prepare_linears(
     model_config: ModelConfig, forward: FlatForward, architecture: str, group: TensorParallelGroup | None
-) -> bool:
-    """Whether the settings and this machine let the linear layers be packed; the ranks of a group agree on it.
+) -> str:
+    """Pack the linear layers if the settings and this machine let it; the ranks of a group agree on it.
 
-    Raises UnsupportedModel if the settings ask for what cannot be done.
+    Returns what was done and why, for the log and `raypd status`.
+    Raises UnsupportedModel if the settings ask for what cannot be done, and SelfCheckFailed.
     """
     if model_config.weight_packing == "none":
-        return False
-    is_on_cpu = forward.model.device.type == "cpu"
+        return "plain: model.weight_packing is none"
+    is_on_cpu = not is_accelerator(forward.model.device)
     reason = onednn.reason_against(forward.model.dtype) if is_on_cpu else "the model is not on a CPU"
     if group is not None and not group.smallest(int(reason is None)):
         reason = reason or "another rank cannot"
     if reason is None:
-        return True
+        return pack_linears(forward, architecture).describe()
     if model_config.weight_packing == "onednn":
         raise UnsupportedModel(
             architecture,
@@ -72,7 +82,7 @@ def is_to_pack(
         )
     if is_on_cpu:
         logger.info("the linear layers are not packed for oneDNN", extra={"reason": reason})
-    return False
+    return f"plain: {reason}"
 
 
 def pack_linears(forward: FlatForward, architecture: str) -> PackedLayers:
@@ -85,10 +95,12 @@ def pack_linears(forward: FlatForward, architecture: str) -> PackedLayers:
     started, report = time.monotonic(), PackedLayers()
     outputs: list[Tensor] = []
     groups = find_layers(forward.model, lambda: outputs.append(_run(forward, architecture)))
-    rows = _RowTrials(report)
+    rows, pages = _RowTrials(report), MappedPages()
     while groups:
         # Taken out of the list, so that nothing here keeps a plain weight that has been packed.
-        _pack_group(forward.model, groups.pop(0), rows, report)
+        _pack_group(forward.model, groups.pop(0), rows, report, pages)
+        # Freed weights are not reused by themselves: in bf16 the process grew by as much as the whole model has.
+        trim_heap()
     with torch.inference_mode():
         error, limit = relative_error(_run(forward, architecture), outputs[0]), error_limit(outputs[0].dtype)
     if not error <= limit:  # a NaN fails, too
@@ -137,7 +149,9 @@ class _RowTrials:
 
 
 @torch.inference_mode()
-def _pack_group(model: nn.Module, group: list[FoundLayer], trials: _RowTrials, report: PackedLayers) -> None:
+def _pack_group(
+    model: nn.Module, group: list[FoundLayer], trials: _RowTrials, report: PackedLayers, pages: MappedPages
+) -> None:
     """Pack layers that take the same inputs as one product; their plain weights are freed."""
     layers = [found.layer for found in group]
     sizes = [len(layer.weight) for layer in layers]
@@ -156,6 +170,8 @@ def _pack_group(model: nn.Module, group: list[FoundLayer], trials: _RowTrials, r
         return
     report.num_packed += len(group)
     report.num_products += 1
+    for layer in layers:
+        pages.release(layer.weight.detach())
     if len(group) == 1:
         _replace(model, group[0], product)
         return

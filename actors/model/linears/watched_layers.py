@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.model.tensor_parallel.split_layers import GatheredLinear, RowParallelLinear
+from kv_transfer.device_kind import is_accelerator
 
 PackableLayer = nn.Linear | RowParallelLinear | GatheredLinear
 
@@ -125,7 +126,7 @@ def _packable(model: nn.Module) -> Iterator[tuple[str, PackableLayer]]:
         weight = module._parameters.get("weight")
         if (
             type(weight) is nn.Parameter
-            and weight.device.type == "cpu"
+            and not is_accelerator(weight.device)
             and weight.layout == torch.strided
             and weight.ndim == 2
             and weight.numel()

@@ -85,7 +85,7 @@ class LoraLayer:
             self._add_shared(shared, inputs, output)
 
     def _add_shared(self, part: SharedPart, inputs: Tensor, output: Tensor) -> None:
-        if not any(self._ranks[part.first_slot : part.last_slot + 1]):
+        if not part.is_recorded and not any(self._ranks[part.first_slot : part.last_slot + 1]):
             return
         rows = slice(part.first_slot * self._max_rank, (part.last_slot + 1) * self._max_rank)
         inner = inputs[part.begin : part.end] @ self._a[rows].T

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actors.model.uploads import upload
+
 NO_SLOT: Final = -1
 MIN_RUN_TOKENS: Final = 16
 """Shorter runs of one adapter's tokens go into the shared product (measured by benchmarks/lora.py)."""
@@ -35,6 +37,7 @@ class SharedPart:
 
     is_foreign: [end - begin, slots * max_rank] bool, on the device: True for the rows of adapters that a token does not
         have
+    is_recorded: a graph records the products, so that they must not be left out because the slots are empty now
     """
 
     begin: int
@@ -42,6 +45,7 @@ class SharedPart:
     first_slot: int
     last_slot: int
     is_foreign: Tensor
+    is_recorded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +88,5 @@ def _share(token_slots: np.ndarray, runs: list[Run], max_rank: int, device: torc
         own[run.begin - begin : run.end - begin] = run.slot
     first_slot, last_slot = min(run.slot for run in runs), max(run.slot for run in runs)
     columns = np.repeat(np.arange(first_slot, last_slot + 1), max_rank)
-    is_foreign = torch.from_numpy(own[:, None] != columns[None, :]).to(device, non_blocking=True)
+    [is_foreign] = upload([own[:, None] != columns[None, :]], device)
     return SharedPart(begin, end, first_slot, last_slot, is_foreign)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from actors.checkpoint.adapter_files import read_adapter
 from actors.checkpoint.peft_config import AdapterRefused
@@ -21,9 +22,10 @@ from actors.lora_config import LoraConfig
 from actors.model.loader import LoadedModel
 from actors.model.lora.adapter_weights import ModuleWeights, load_weights
 from actors.model.lora.lora_layers import LoraContext, LoraLayer
-from actors.model.lora.lora_step import NO_SLOT, plan_step
+from actors.model.lora.lora_step import NO_SLOT, LoraStep, SharedPart, plan_step
 from actors.model.lora.slot_table import SlotTable
 from actors.model.lora.targets import find_targets
+from actors.process.cpu_binding import run_on_any_core
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +53,10 @@ class AdapterStore:
         }
         self.configured: list[Adapter] = []
         """The adapters that load_configured() has loaded."""
+        self._num_slots = num_slots
         self._slots = SlotTable(num_slots)
         self._adapters: dict[str, _Weights] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=run_on_any_core)
         self._results: deque[tuple[str, _Weights | str]] = deque()
 
     def load_configured(self) -> None:
@@ -87,23 +90,46 @@ class AdapterStore:
                 results[key] = None
         return results
 
-    def begin_step(self, keys: np.ndarray, query_lens: np.ndarray) -> None:
-        """Plan the adapters of the next forward, in place of the plan of the one before.
+    def take_slots(self, keys: np.ndarray) -> np.ndarray | None:
+        """Put the adapters of a step into slots.
 
-        keys: [num_requests] of str, or None for a request without an adapter; query_lens: [num_requests] int64
+        keys: [num_requests] of str, or None for a request without an adapter
+        Returns the slot of each request, [num_requests] int64, NO_SLOT where it has none; None if no request has one.
         """
         names: list[str | None] = keys.tolist()
         needed = {name for name in names if name is not None}
         if not needed:
-            self._context.step = None
-            return
+            return None
         slot_of, new = self._slots.take(needed)
         for key in new:
             weights = self._adapters[key]
             for name, layer in self._layers.items():
                 layer.put(slot_of[key], weights.get(name))
-        slots = np.array([NO_SLOT if name is None else slot_of[name] for name in names], dtype=np.int64)
-        self._context.step = plan_step(np.repeat(slots, query_lens), self._config.max_lora_rank, self._device)
+        return np.array([NO_SLOT if name is None else slot_of[name] for name in names], dtype=np.int64)
+
+    def begin_step(self, slots: np.ndarray | None, query_lens: np.ndarray) -> None:
+        """Plan the adapters of the next forward, in place of the plan of the one before.
+
+        slots: of take_slots(); query_lens: [num_requests] int64
+        """
+        self._context.step = None
+        if slots is not None:
+            self._context.step = plan_step(np.repeat(slots, query_lens), self._config.max_lora_rank, self._device)
+
+    def use_slots(self, slots: Tensor) -> None:
+        """Let the next forward read each token's slot on the device, so that a graph can record it.
+
+        Every token's product is taken with all slots, and masked; an empty slot adds zeros.
+        slots: [num_tokens] int32, NO_SLOT for a token without an adapter
+        """
+        max_rank, num_slots = self._config.max_lora_rank, self._num_slots
+        owners = torch.arange(num_slots * max_rank, dtype=torch.int32, device=self._device) // max_rank
+        shared = SharedPart(0, len(slots), 0, num_slots - 1, slots[:, None] != owners[None, :], is_recorded=True)
+        self._context.step = LoraStep((), shared)
+
+    def use_none(self) -> None:
+        """Let the next forward be without adapters."""
+        self._context.step = None
 
     def shutdown(self) -> None:
         """Load no more adapters; waits for the load that is under way."""

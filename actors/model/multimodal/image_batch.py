@@ -119,7 +119,7 @@ class ImageBatch:
         embeddings = encode_image(self._model, image)
         if embeddings.shape[0] != feature.num_embeds:
             raise IntegrityError(
-                f"an image was to have {feature.num_embeds} embeddings, the encoder has made {embeddings.shape[0]}"
+                f"the encoder made {embeddings.shape[0]} embeddings of an image that has {feature.num_embeds}"
             )
         self._embeddings[feature.encoder_key] = embeddings
         self.num_encoded += EMBEDDINGS not in image.arrays

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.outputs.scheduler_output import StepBatch
 from actors.model.sampling.logprobs import token_logprobs
+from actors.model.sampling.transfers import upload
 
 _MAX_ROWS: Final = 64
 """The most rows of logits that are processed at once, to bound the memory that they take."""
@@ -102,7 +102,7 @@ class PromptLogprobs:
             prompt = self._prompts[part.row]
             end = begin + part.stop - part.first
             targets = self._token_ids[part.row, part.first + 1 : part.stop + 1].astype(np.int64)
-            token_ids = torch.from_numpy(targets).to(logits.device)
+            token_ids = upload(targets, logits.device)
             for row in range(0, end - begin, _MAX_ROWS):
                 rows = logits[begin:end][row : row + _MAX_ROWS]
                 prompt.collected += token_logprobs(rows, token_ids[row : row + _MAX_ROWS], prompt.num_top)

@@ -2,59 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from actors.core.requests.sampling_params import SamplingParams
-from actors.core.requests.token_rules import TokenRules
+from actors.model.sampling.filters import Filters
+from actors.model.sampling.logit_changes import RowChanges
+from actors.model.sampling.sampling_row import SamplingRow
 
 NO_LOGPROBS: Final = -1
 _SEED_MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRow:
-    """One request whose next token is sampled in this step.
-
-    prompt_token_ids, output_token_ids: int64, the tokens so far
-    eos_token_ids: the tokens that end the request unless it ignores them
-    rules: the token rules of params, prepared; None if it has none
-    """
-
-    params: SamplingParams
-    prompt_token_ids: np.ndarray
-    output_token_ids: np.ndarray
-    eos_token_ids: tuple[int, ...]
-    rules: TokenRules | None = None
-
-    @property
-    def suppressed_token_ids(self) -> list[int]:
-        """The tokens that must not be sampled yet, because they would end the request before min_tokens."""
-        if len(self.output_token_ids) >= self.params.min_tokens:
-            return []
-        return [*self.eos_token_ids, *self.params.stop_token_ids]
-
-
 class SamplingTable:
-    """The sampling parameters of the persistent batch's rows, [max_num_seqs] each: set once, read in every step."""
+    """The sampling parameters of the persistent batch's rows, [max_num_seqs] each: set once, read in every step.
+
+    changes: by row, what the request changes in its logits; made when the row is first sampled
+    """
 
     def __init__(self, max_num_seqs: int) -> None:
         self.temperature = np.zeros(max_num_seqs)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self.top_p = np.ones(max_num_seqs)
+        self.log_min_p = np.full(max_num_seqs, -np.inf, dtype=np.float32)
         self.seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self.min_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int64)
         self.changes_logits = np.zeros(max_num_seqs, dtype=bool)
+        self.changes: dict[int, RowChanges] = {}
 
     def set(self, row: int, params: SamplingParams) -> None:
         """Write a request's parameters into its row."""
+        self.clear(row)
         self.temperature[row] = params.temperature
+        self.top_k[row] = params.top_k
+        self.top_p[row] = params.top_p
+        self.log_min_p[row] = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
         self.seed[row] = params.seed & _SEED_MASK
         self.min_tokens[row] = params.min_tokens
         self.num_logprobs[row] = NO_LOGPROBS if params.logprobs is None else params.logprobs
         self.changes_logits[row] = bool(params.logit_bias) or params.has_penalties or params.has_token_rules
+
+    def clear(self, row: int) -> None:
+        """Drop what is kept for the row's request, because it has left the row."""
+        self.changes.pop(row, None)
 
 
 class SamplingBatch:
@@ -76,14 +70,18 @@ class SamplingBatch:
         rows, num_output_tokens: [n] int64
         row_of: makes the SamplingRow of an index into rows; called only for rows that need more than the arrays
         """
+        self._table = table
+        self._rows = rows
         self.row_of = row_of
         self.temperature = table.temperature[rows]
         self.is_random = self.temperature > 0.0
         self.has_changes = table.changes_logits[rows] | (num_output_tokens < table.min_tokens[rows])
         self.num_logprobs = table.num_logprobs[rows]
         self.is_plain = not (self.is_random.any() or self.has_changes.any())
-        self._seeds = table.seed[rows]
         self._num_output_tokens = num_output_tokens
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     @classmethod
     def of_rows(cls, rows: Sequence[SamplingRow]) -> SamplingBatch:
@@ -96,4 +94,20 @@ class SamplingBatch:
 
     def seeds_and_positions(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the seed and the position that decide each row's uniform number, both [n] uint64."""
-        return self._seeds, self._num_output_tokens.astype(np.uint64)
+        return self._table.seed[self._rows], self._num_output_tokens.astype(np.uint64)
+
+    def filters(self, indices: np.ndarray) -> Filters:
+        """Return the filters of some of the rows. indices: [m] int64, into the batch"""
+        rows, table = self._rows[indices], self._table
+        return Filters(table.top_k[rows], table.top_p[rows], table.log_min_p[rows])
+
+    def changes(self, index: int, vocab_size: int) -> tuple[RowChanges, SamplingRow]:
+        """Return what the request at this index changes in its logits, and its tokens.
+
+        vocab_size: how many logits a row has
+        """
+        row, number = self.row_of(index), int(self._rows[index])
+        changes = self._table.changes.get(number)
+        if changes is None:
+            changes = self._table.changes[number] = RowChanges(row, vocab_size)
+        return changes, row

@@ -1,1 +1,1 @@
-"""Guessing tokens, and checking several of them in one forward."""
+"""Drafting tokens, and checking several of them in one forward."""

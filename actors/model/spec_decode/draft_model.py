@@ -1,10 +1,10 @@
-"""Guesses tokens by a smaller model: any checkpoint with the target's vocabulary, with a KV cache of its own.
+"""Drafts tokens by a smaller model: any checkpoint with the target's vocabulary, with a KV cache of its own.
 
 It samples as the target does, with the same parameters and the same uniform number at each position. So where the two
-agree on the distribution they agree on the token, and a sampled request's guesses are right almost as often as a greedy
+agree on the distribution they agree on the token, and a sampled request's drafts are right almost as often as a greedy
 one's (docs/decisions/0017).
 
-A sequence that loses its blocks in this cache is computed again, a chunk at a time, and has no guesses until all of it
+A sequence that loses its blocks in this cache is computed again, a chunk at a time, and has no drafts until all of it
 is computed. No decision of the scheduler depends on the cache.
 """
 
@@ -25,6 +25,7 @@ from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch
 from actors.model.loader import LoadedModel, load_model
 from actors.model.sampling.sampler import sample
+from actors.model.uploads import upload
 from kv_transfer.layout import KeyOrder
 
 _BLOCK_SIZE = 16
@@ -53,7 +54,7 @@ def load_draft_model(
     if loaded.vocab_size != target.vocab_size:
         raise UnsupportedModel(
             loaded.architecture,
-            f"it has {loaded.vocab_size} tokens and the model that it is to guess for has {target.vocab_size}",
+            f"a draft model needs the target model's {target.vocab_size} tokens, and this one has {loaded.vocab_size}",
         )
     geometry = loaded.geometry
     num_blocks = -(-speculative.cache_tokens // _BLOCK_SIZE)
@@ -69,15 +70,15 @@ def load_draft_model(
 class _Sequence:
     """The KV that the smaller model holds for a row.
 
-    Invariant: KV is in place for the first num_valid tokens of the row, as long as the row's tokens from first_guess on
-    are the guesses.
+    Invariant: KV is in place for the first num_valid tokens of the row, as long as the row's tokens from first_draft on
+    are the drafts.
     """
 
     epoch: int
     num_valid: int = 0
     block_ids: list[int] = field(default_factory=list)
-    first_guess: int = 0
-    guesses: list[int] = field(default_factory=list)
+    first_draft: int = 0
+    drafts: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class _Turn:
     """A row in one call of propose().
 
     num_tokens: how many tokens the row has
-    num_wanted: how many guesses to make for it
+    num_wanted: how many drafts to make for it
     stop:       how many of its tokens have KV after the first forward
     """
 
@@ -97,10 +98,10 @@ class _Turn:
 
 
 class DraftModelProposer:
-    """Guesses for all rows together, one forward for each further token. Implements Proposer."""
+    """Drafts for all rows together, one forward for each further token. Implements Proposer."""
 
     def __init__(self, model: DraftModel, batch: InputBatch, max_step_tokens: int) -> None:
-        """Guess for the target model's batch.
+        """Draft for the target model's batch.
 
         max_step_tokens: the most tokens of all rows together that the first forward of a call may compute
         """
@@ -111,36 +112,37 @@ class DraftModelProposer:
         self._max_len = min(model.loaded.max_model_len, self._tokens.token_ids.shape[1])
         self._free = list(range(model.num_blocks))
         self._sequences: OrderedDict[int, _Sequence] = OrderedDict()
-        """The sequences by row, in the order of their last guesses; the most recent is at the end."""
+        """The sequences by row, in the order of their last drafts; the most recent is at the end."""
 
     def propose(self, rows: np.ndarray, epochs: np.ndarray, num_wanted: np.ndarray) -> list[list[int]]:
         """See Proposer."""
-        guesses: dict[int, list[int]] = {row: [] for row in rows.tolist()}
+        drafts: dict[int, list[int]] = {row: [] for row in rows.tolist()}
         turns = self._begin(rows, epochs, num_wanted)
         if turns:
             logits = self._forward(turns, [(turn.sequence.num_valid, turn.stop) for turn in turns])
             for turn in turns:
                 turn.sequence.num_valid = turn.stop
-            is_through = [turn.stop == turn.num_tokens for turn in turns]
-            through = [turn for turn, whether in zip(turns, is_through, strict=True) if whether]
-            self._guess_on(through, logits[torch.tensor(is_through, device=logits.device)])
-            guesses.update({turn.row: list(turn.sequence.guesses) for turn in through})
-        return list(guesses.values())
+            is_through = np.flatnonzero([turn.stop == turn.num_tokens for turn in turns])
+            through = [turns[index] for index in is_through.tolist()]
+            [chosen] = upload([is_through], logits.device)
+            self._draft_on(through, logits[chosen])
+            drafts.update({turn.row: list(turn.sequence.drafts) for turn in through})
+        return list(drafts.values())
 
-    def _guess_on(self, turns: list[_Turn], logits: Tensor) -> None:
-        """Guess token after token. logits: [len(turns), vocab_size], after each row's last token"""
-        num_guessed = 0
+    def _draft_on(self, turns: list[_Turn], logits: Tensor) -> None:
+        """Draft token after token. logits: [len(turns), vocab_size], after each row's last token"""
+        num_drafted = 0
         while turns:
             rows = np.array([turn.row for turn in turns])
-            sampled = sample(logits, self._batch.sampling_batch(rows, np.full(len(turns), num_guessed)))
+            sampled = sample(logits, self._batch.sampling_batch(rows, np.full(len(turns), num_drafted)))
             for turn, token_id in zip(turns, sampled.token_ids, strict=True):
-                # The guess goes behind the row's tokens, where only penalties and the next forward read it.
-                self._tokens.token_ids[turn.row, turn.num_tokens + num_guessed] = token_id
-                turn.sequence.guesses.append(token_id)
-            num_guessed += 1
-            turns = [turn for turn in turns if turn.num_wanted > num_guessed]
+                # The draft goes behind the row's tokens, where only penalties and the next forward read it.
+                self._tokens.token_ids[turn.row, turn.num_tokens + num_drafted] = token_id
+                turn.sequence.drafts.append(token_id)
+            num_drafted += 1
+            turns = [turn for turn in turns if turn.num_wanted > num_drafted]
             if turns:
-                spans = [(turn.num_tokens + num_guessed - 1, turn.num_tokens + num_guessed) for turn in turns]
+                spans = [(turn.num_tokens + num_drafted - 1, turn.num_tokens + num_drafted) for turn in turns]
                 logits = self._forward(turns, spans)
                 for turn in turns:
                     turn.sequence.num_valid += 1
@@ -162,22 +164,22 @@ class DraftModelProposer:
         return turns
 
     def _sequence_of(self, row: int, epoch: int) -> _Sequence:
-        """Return the row's sequence, cut at its first wrong guess; a new sequence for a new request."""
+        """Return the row's sequence, cut at its first wrong draft; a new sequence for a new request."""
         sequence = self._sequences.get(row)
         if sequence is None or sequence.epoch != epoch:
             self._let_go(row)
             sequence = self._sequences[row] = _Sequence(epoch)
         self._sequences.move_to_end(row)
         num_tokens = int(self._tokens.num_tokens[row])
-        now = self._tokens.token_ids[row, sequence.first_guess : num_tokens].tolist()
+        now = self._tokens.token_ids[row, sequence.first_draft : num_tokens].tolist()
         num_right = 0
-        while num_right < min(len(now), len(sequence.guesses)) and now[num_right] == sequence.guesses[num_right]:
+        while num_right < min(len(now), len(sequence.drafts)) and now[num_right] == sequence.drafts[num_right]:
             num_right += 1
-        if sequence.guesses:
-            sequence.num_valid = min(sequence.num_valid, sequence.first_guess + num_right)
+        if sequence.drafts:
+            sequence.num_valid = min(sequence.num_valid, sequence.first_draft + num_right)
         # The last token is computed again even if it has KV, since its logits are needed.
         sequence.num_valid = min(sequence.num_valid, num_tokens - 1)
-        sequence.first_guess, sequence.guesses = num_tokens, []
+        sequence.first_draft, sequence.drafts = num_tokens, []
         return sequence
 
     def _make_room(self, sequence: _Sequence, num_tokens: int, taking_part: set[int]) -> bool:
@@ -211,6 +213,6 @@ class DraftModelProposer:
             table[: len(turn.sequence.block_ids)] = turn.sequence.block_ids
         loaded = self._model.loaded
         arrays = (token_ids.astype(np.int64), positions, query_starts[1:] - 1)
-        input_ids, position_ids, indices = (torch.from_numpy(array).to(loaded.device) for array in arrays)
+        input_ids, position_ids, indices = upload(arrays, loaded.device)
         batch = self._model.attention.prepare(BatchShape(query_starts, starts, block_tables))
         return loaded.forward(input_ids, position_ids, batch, indices)

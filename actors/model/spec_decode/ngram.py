@@ -1,12 +1,12 @@
-"""Prompt lookup: finds an earlier occurrence of a request's last tokens, and guesses the tokens that followed it.
+"""Prompt lookup: finds an earlier occurrence of a request's last tokens, and drafts the tokens that followed it.
 
 Saxena, "Prompt lookup decoding", 2023; vLLM's method "ngram". The longest n-gram that has occurred before is used, at
 its latest occurrence.
 
 Tables with one slot for each hash value keep the position where an n-gram ended last; a later n-gram overwrites the
 slot. A slot is only a hint, since the tokens themselves are compared: a collision, or an entry of the row's former
-request, costs at most a guess. So the tables are never cleared, and a step's work grows with its new tokens, not with
-the context.
+request, costs at most a wrong draft. So the tables are never cleared, and a step's work grows with its new tokens, not
+with the context.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class NgramProposer:
         return is_match
 
     def _continue(
-        self, rows: np.ndarray, last: np.ndarray, ends: np.ndarray, num_guesses: np.ndarray
+        self, rows: np.ndarray, last: np.ndarray, ends: np.ndarray, num_drafts: np.ndarray
     ) -> list[list[int]]:
-        """Return the tokens after the matches. At the row's last token, the guesses start again from the match."""
-        steps = np.arange(int(num_guesses.max(initial=0)))
+        """Return the tokens after the matches. At the row's last token, the drafts start again from the match."""
+        steps = np.arange(int(num_drafts.max(initial=0)))
         periods = np.maximum(last - ends, 1)
-        guesses = self._tokens.token_ids[rows[:, None], ends[:, None] + 1 + steps % periods[:, None]]
-        return [row[:count] for row, count in zip(guesses.tolist(), num_guesses.tolist(), strict=True)]
+        drafts = self._tokens.token_ids[rows[:, None], ends[:, None] + 1 + steps % periods[:, None]]
+        return [row[:count] for row, count in zip(drafts.tolist(), num_drafts.tolist(), strict=True)]

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from actors.model.errors import RankLost
 from actors.model.tensor_parallel.mesh import SocketMesh, open_server
 from actors.model.tensor_parallel.rank_calls import RankTrust
+from kv_transfer.device_kind import is_accelerator
 
 
 class Collectives(Protocol):
@@ -85,7 +86,9 @@ class NcclCollectives:
             # torch's stubs lack the methods of this class
             self._group: Any = ProcessGroupNCCL(store, rank, size, options)
         except RuntimeError as error:
-            raise RankLost(f"rank {rank} of {size} did not meet the others: {str(error).splitlines()[0]}") from error
+            raise RankLost(
+                f"rank {rank} of {size} did not connect to the other ranks: {str(error).splitlines()[0]}"
+            ) from error
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """Sum in place. Raises RankLost."""
@@ -120,7 +123,7 @@ class Rendezvous:
         """Listen on a free port of host."""
         self.server: socket.socket | None = None
         self.store: TCPStore | None = None
-        if device.type == "cuda":
+        if is_accelerator(device):
             timeout = timedelta(seconds=timeout_s)
             self.store = TCPStore(host, 0, None, is_master=True, timeout=timeout, wait_for_workers=False)
             self.address = (host, int(self.store.port))
@@ -153,7 +156,7 @@ def join_group(
     Raises RankLost if the other ranks do not come in time.
     """
     collectives: Collectives
-    if device.type == "cuda":
+    if is_accelerator(device):
         collectives = NcclCollectives(_store_of(rendezvous, timeout_s), rank, size, timeout_s)
     else:
         meeting = rendezvous.server if isinstance(rendezvous, Rendezvous) else rendezvous

@@ -82,7 +82,7 @@ class SocketMesh:
                 self._meet(meeting, host)
         except (OSError, Untrusted, *MALFORMED) as error:
             self.close()
-            raise RankLost(f"rank {rank} of {size} did not meet the others: {error}") from error
+            raise RankLost(f"rank {rank} of {size} did not connect to the other ranks: {error}") from error
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """See TensorParallelGroup."""
@@ -130,7 +130,7 @@ class SocketMesh:
             else:
                 self._swap_large(sent, received)
         except OSError as error:
-            raise RankLost(f"a rank is gone, or too late: {error}") from error
+            raise RankLost(f"a rank has ended, or sent too late: {error}") from error
 
     def _swap_small(self, sent: Mapping[int, memoryview], received: Mapping[int, memoryview]) -> None:
         for rank, peer in self._peers.items():
@@ -235,7 +235,7 @@ def _send_message(peer: RankPeer, message: bytes) -> None:
 def _receive_message(peer: RankPeer) -> bytes:
     (length,) = struct.unpack("!I", _receive_exactly(peer, 4))
     if length > _MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {length} bytes came from a rank, the most is {_MAX_MESSAGE_BYTES}")
+        raise ValueError(f"a rank sent a message of {length} bytes, more than {_MAX_MESSAGE_BYTES}")
     return _receive_exactly(peer, length)
 
 

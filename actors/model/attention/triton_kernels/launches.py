@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actors.model.attention.triton_kernels.tile_sizes import TileSize, pad_head_dim, tile_size
+from kv_transfer.device_kind import is_accelerator
 
 WRITE_TOKENS = 16
 """Tokens that one program of write_kernel writes."""
@@ -154,7 +155,7 @@ def attend_launch(
         "HAS_WINDOW": call.window > 0,
         "HAS_SOFTCAP": call.softcap > 0,
         "IS_SPLIT": bool(parts),
-        "UPCAST": query.device.type == "cpu",
+        "UPCAST": not is_accelerator(query.device),
     }
     num_parts = values.shape[2] if parts else 1
     return _launch("attend_kernel", (len(tiles.requests), num_kv_heads, num_parts), arguments, size)

@@ -1,0 +1,219 @@
+"""Fits the cost model of an engine's steps online, to the steps that the engine runs.
+
+The fit minimises relative errors: a decode step of 5 ms counts as much as a prefill step of 500 ms. Steps are sorted
+into buckets by their kind and their number of tokens, and each bucket forgets its old steps at the rate at which new
+ones come into it. So an engine that only decodes for an hour still knows what prefill costs. (Regimes, and the rates:
+recursive least squares with a forgetting factor, 0.98 as measured on step times of vLLM on GPUs.)
+
+A bucket keeps the sums of x x' and of x over its steps, where x are the features divided by the measured seconds: the
+ideal coefficients have the product 1 with each x. The coefficients are solved from the sums of all buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from actors.costs.nonnegative import solve_nonnegative
+from actors.costs.step_cost_model import KINDS, Residuals, StepCostModel
+from actors.costs.step_shape import NUM_FEATURES, Floats, StepShape, features_of_shapes
+
+_KEPT: Final = 0.98
+"""The part of a bucket's sums that stays when a step is added."""
+_DRIFT_RATE: Final = 0.1
+_MIN_DRIFT: Final = 0.1
+"""The smallest average of log(measured / predicted) that counts as a drift."""
+_DRIFT_SIGMAS: Final = 1.0
+"""A drift is also this many standard deviations of single errors. An average at _DRIFT_RATE has 0.23 of that deviation,
+so chance alone hardly ever looks like a drift."""
+_MIN_STEPS_FOR_DRIFT: Final = 32
+_NUM_NEWEST: Final = 16
+"""The newest errors, whose median tells how far a kind of steps has drifted."""
+_NUM_KEPT_ERRORS: Final = 128
+_BATCHES: Final = (16, 64)
+"""Steps are taken into the sums in batches of this size, at first and later: one by one, numpy's calls would cost more
+than the sums."""
+_MAX_WEIGHT_OF_ERROR: Final = 0.5
+"""Errors above this count less, in inverse proportion (Huber): a step that waited for the machine is no evidence."""
+_PRIOR_WEIGHT: Final = 4.0
+"""The weight of an earlier model's prediction at each shape of _PRIOR_SHAPES, in steps."""
+_RIDGE: Final = 1e-9
+_PRIOR_SHAPES: Final = (
+    *(
+        StepShape(num_decodes, num_decodes, num_decodes * context)
+        for num_decodes in (1, 8, 64, 256)
+        for context in (128, 1024, 8192)
+    ),
+    *(
+        StepShape(chunk, num_prefills=1, num_prefill_context=before, num_prefill_pairs=chunk * (before + chunk / 2))
+        for chunk in (32, 256, 2048)
+        for before in (0, 2048, 8192)
+    ),
+    *(
+        StepShape(chunk + 32, 32, 32 * 1024, 1, before, chunk * (before + chunk / 2))
+        for chunk in (64, 512, 2048)
+        for before in (0, 4096)
+    ),
+)
+"""The shapes at which a new fit believes an earlier model until it has seen steps of its own."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    gram: Floats = field(default_factory=lambda: np.zeros((NUM_FEATURES, NUM_FEATURES)))
+    moment: Floats = field(default_factory=lambda: np.zeros(NUM_FEATURES))
+
+    def add(self, inputs: Floats, weights: Floats) -> None:
+        """Add steps, the oldest first. inputs: [n, NUM_FEATURES], features / seconds; weights: [n]"""
+        kept = weights * _KEPT ** np.arange(len(weights) - 1, -1, -1)
+        all_kept = _KEPT ** len(weights)
+        self.gram = all_kept * self.gram + (kept[:, None] * inputs).T @ inputs
+        self.moment = all_kept * self.moment + kept @ inputs
+
+
+@dataclass(slots=True)
+class _Kind:
+    """The buckets and the newest errors of one kind of steps."""
+
+    name: str
+    buckets: dict[int, _Bucket] = field(default_factory=dict)
+    """By the number of bits of the steps' numbers of tokens."""
+    num_steps: int = 0
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_KEPT_ERRORS))
+    mean_log: float = 0.0
+    earlier: Residuals | None = None
+    """The errors of the model that the fit began with, until there are enough errors of its own."""
+
+    def residuals(self) -> Residuals:
+        num_steps = self.num_steps + (0 if self.earlier is None else self.earlier.num_steps)
+        if self.earlier is not None and len(self.errors) < _NUM_NEWEST:
+            return replace(self.earlier, num_steps=num_steps)
+        if not self.errors:
+            return Residuals(self.name, num_steps)
+        errors = np.fromiter(self.errors, dtype=np.float64)
+        low, median, high = (float(one) for one in np.percentile(errors, (10, 50, 90)))
+        return Residuals(self.name, num_steps, low, median, high, float(np.median(np.abs(errors))))
+
+    def note_error(self, ratio: float) -> None:
+        """Take the error of a prediction. ratio: measured / predicted"""
+        self.errors.append(ratio - 1)
+        self.mean_log += _DRIFT_RATE * (min(max(math.log(ratio), -1.0), 1.0) - self.mean_log)
+
+    def drift(self) -> float | None:
+        """Return the factor by which steps have become slower than predicted; None if they have not changed."""
+        if self.num_steps < _MIN_STEPS_FOR_DRIFT:
+            return None
+        if abs(self.mean_log) <= max(_MIN_DRIFT, _DRIFT_SIGMAS * self.residuals().sigma):
+            return None
+        return 1 + float(np.median(list(self.errors)[-_NUM_NEWEST:]))
+
+    def follow(self, factor: float) -> None:
+        """Believe that the steps in the sums would take `factor` times as long now."""
+        self.mean_log = 0.0
+        for bucket in self.buckets.values():
+            bucket.gram /= factor**2
+            bucket.moment /= factor
+
+
+class StepCostFit:
+    """Takes the shapes and durations of steps, and gives the newest model. One thread uses it."""
+
+    def __init__(self, prior: StepCostModel | None = None) -> None:
+        """prior: a model that was fitted earlier or elsewhere to the same model on the same device"""
+        self._kinds = [_Kind(name) for name in KINDS]
+        self._new: list[tuple[StepShape, float]] = []
+        self._model: StepCostModel | None = None
+        self._num_drifts = 0
+        self._coefficients = np.zeros(NUM_FEATURES)
+        if prior is not None:
+            self._believe(prior)
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """Take in a step that computed something; a duration of 0 is ignored."""
+        if shape.num_tokens <= 0 or not 0 < seconds < math.inf:
+            return
+        self._new.append((shape, seconds))
+        self._model = None
+        if len(self._new) >= _BATCHES[self._num_steps >= _BATCHES[1]]:
+            self._take_in()
+
+    @property
+    def num_own_steps(self) -> int:
+        """How many steps the fit has seen itself."""
+        return self._num_steps + len(self._new)
+
+    def model(self) -> StepCostModel:
+        """Return the model that fits all steps so far. Its numbers of steps include those of the model before it."""
+        if self._model is None:
+            self._take_in()
+            residuals = tuple(kind.residuals() for kind in self._kinds)
+            coefficients = tuple(float(one) for one in self._coefficients)
+            self._model = StepCostModel(coefficients, residuals, self._num_drifts)
+        return self._model
+
+    @property
+    def _num_steps(self) -> int:
+        return sum(kind.num_steps for kind in self._kinds)
+
+    def _believe(self, prior: StepCostModel) -> None:
+        """Take in the prior's predictions as if they were steps, which own steps of the same bucket soon outweigh."""
+        self._coefficients = np.asarray(prior.coefficients)
+        for kind in self._kinds:
+            kind.earlier = next((one for one in prior.residuals if one.kind == kind.name), None)
+        features = features_of_shapes(list(_PRIOR_SHAPES))
+        for shape, inputs, predicted in zip(_PRIOR_SHAPES, features, features @ self._coefficients, strict=True):
+            if predicted > 0:
+                self._bucket_of(shape).add(inputs[None] / predicted, np.array([_PRIOR_WEIGHT]))
+
+    def _bucket_of(self, shape: StepShape) -> _Bucket:
+        number, size = bucket_key(shape)
+        return self._kinds[number].buckets.setdefault(size, _Bucket())
+
+    def _take_in(self) -> None:
+        if not self._new:
+            return
+        shapes, features = [shape for shape, _ in self._new], features_of_shapes([shape for shape, _ in self._new])
+        seconds = np.array([measured for _, measured in self._new])
+        self._new = []
+        predicted = features @ self._coefficients
+        ratios = np.divide(seconds, predicted, out=np.ones_like(seconds), where=predicted > 0)
+        weights = np.minimum(1.0, _MAX_WEIGHT_OF_ERROR / np.maximum(np.abs(ratios - 1), 1e-9))
+        members: dict[tuple[int, int], list[int]] = {}
+        for index, shape in enumerate(shapes):
+            members.setdefault(bucket_key(shape), []).append(index)
+            kind = self._kinds[bucket_key(shape)[0]]
+            kind.num_steps += 1
+            if predicted[index] > 0:
+                kind.note_error(float(ratios[index]))
+        for kind in self._kinds:
+            if (factor := kind.drift()) is not None:
+                self._num_drifts += 1
+                for one in self._kinds:
+                    # What is only known from a prior was measured on another machine, or before the change.
+                    if one is kind or not one.num_steps:
+                        one.follow(factor)
+        for indices in members.values():
+            bucket = self._bucket_of(shapes[indices[0]])
+            bucket.add(features[indices] / seconds[indices, None], weights[indices])
+        self._solve()
+
+    def _solve(self) -> None:
+        buckets = [bucket for kind in self._kinds for bucket in kind.buckets.values()]
+        gram = np.sum([bucket.gram for bucket in buckets], axis=0)
+        moment = np.sum([bucket.moment for bucket in buckets], axis=0)
+        # Features differ by powers of ten: solve for coefficients of features whose sums of squares are 1.
+        scale = np.sqrt(np.diagonal(gram))
+        seen = np.flatnonzero(scale)
+        scaled = gram[np.ix_(seen, seen)] / np.outer(scale[seen], scale[seen]) + _RIDGE * np.eye(len(seen))
+        self._coefficients = np.zeros(NUM_FEATURES)
+        self._coefficients[seen] = solve_nonnegative(scaled, moment[seen] / scale[seen]) / scale[seen]
+
+
+def bucket_key(shape: StepShape) -> tuple[int, int]:
+    """Return the index in KINDS of the step's kind, and the number of bits of its number of tokens."""
+    name = "decode" if not shape.num_prefills else "mixed" if shape.num_decodes else "prefill"
+    return KINDS.index(name), int(shape.num_tokens).bit_length()
