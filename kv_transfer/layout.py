@@ -108,15 +108,15 @@ class KVCacheLayout:
         }
         for name, (value, least, most) in limits.items():
             if not least <= value <= most:
-                raise ValueError(f"a KV cache layout with {name} {value}, allowed is {least} to {most}")
+                raise ValueError(f"a KV cache layout has {name} = {value}; allowed is {least} to {most}")
         self._check_heads()
 
     def _check_heads(self) -> None:
         num_rank_heads, num_left = divmod(self.num_kv_heads * self.tp_size, self.num_replicas)
         if num_left or len(rank_kv_heads(num_rank_heads, self.tp_size, self.tp_rank)) != self.num_kv_heads:
             raise ValueError(
-                f"a KV cache layout with num_kv_heads {self.num_kv_heads} on each of {self.tp_size} ranks, "
-                f"num_replicas {self.num_replicas}: no number of heads is divided like that"
+                f"a KV cache layout has {self.num_kv_heads} KV heads on each of {self.tp_size} ranks and "
+                f"num_replicas = {self.num_replicas}: no number of heads is divided like that"
             )
 
     @property

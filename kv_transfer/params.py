@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from kv_transfer.layout import MAX_TP_SIZE
@@ -78,6 +79,24 @@ class HandoffRanks:
     consumer: Count
 
 
+class TransferPart(msgspec.Struct, frozen=True, array_like=True):
+    """The id of the part of a transfer that moves between two ranks; both ends give the part the same id.
+
+    whole: the id of the transfer that this is a part of
+    """
+
+    whole: WireName
+    producer_rank: Count
+    consumer_rank: Count
+
+    def __str__(self) -> str:
+        return f"{self.whole} (rank {self.producer_rank} to rank {self.consumer_rank})"
+
+
+TransferId: TypeAlias = WireName | TransferPart
+"""The id of a transfer. The scheduler and the ingress name whole transfers, the ranks name parts."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVTransferParams:
     """One end's ticket for one transfer.
@@ -91,7 +110,7 @@ class KVTransferParams:
                   request's blocks wait for
     """
 
-    transfer_id: WireName
+    transfer_id: TransferId
     attempt: Count
     role: TransferRole
     peer: EngineAddress

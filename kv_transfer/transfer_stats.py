@@ -8,6 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from kv_transfer.link_load import LinkLoad
 from kv_transfer.message_ranges import MAX_KINDS, Clock, Count, Incarnation, LongText, SizeBytes, Total, WireName, Word
 from kv_transfer.params import TransferRole
 
@@ -91,6 +92,8 @@ class TransferStats:
     """Links that ended with transfers on them."""
     num_links: Total = 0
     links: Annotated[tuple[LinkStats, ...], Meta(max_length=MAX_KINDS)] = ()
+    link_loads: Annotated[tuple[LinkLoad, ...], Meta(max_length=MAX_KINDS)] = ()
+    """The load of the links on which this engine sends; with several ranks, of each rank's."""
     num_active_transfers: Total = 0
     num_pinned_blocks: Total = 0
     """Blocks that cannot be freed before their transfer is over, at either end."""

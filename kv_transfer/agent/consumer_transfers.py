@@ -19,6 +19,7 @@ from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.checksum import ComparedChunks
 from kv_transfer.links.peer_link import PeerLink
 from kv_transfer.links.send_receive_thread import ChunkJob
+from kv_transfer.params import TransferId
 from kv_transfer.transports.base import ComputeEvent
 
 
@@ -47,8 +48,8 @@ class ConsumerTransfers:
         self._config = config
         self._layout = layout
         self._reports = reports
-        self._consuming: dict[str, _Consuming] = {}
-        self._transfer_of_key: dict[TransferKey, str] = {}
+        self._consuming: dict[TransferId, _Consuming] = {}
+        self._transfer_of_key: dict[TransferKey, TransferId] = {}
         self._compared: dict[PeerLink, ComparedChunks] = {}
         """The chunks whose checksums are to be compared, of links with checksums."""
         self.pins = PinnedBlocks()
@@ -69,7 +70,7 @@ class ConsumerTransfers:
             num_local_tokens = min(
                 reservation.num_local_blocks * self._layout.block_size, reservation.num_prompt_tokens
             )
-            reason = f"{transfer_id} is the transfer of another request"
+            reason = f"{transfer_id}: another request has a transfer of this id"
             failed = ReceivedKV(LoadOutcome.FAILED, num_local_tokens, reason=reason)
             self._reports.count_received(failed)
             self._reports.add(FinishedReceiving(reservation.key, failed))
@@ -120,7 +121,9 @@ class ConsumerTransfers:
         is_ours = consuming is not None and consuming.link is link and consuming.machine.attempt == message.attempt
         if consuming is None or not is_ours:
             if not isinstance(message, Finished):
-                raise ProtocolViolation(f"a chunk of {message.transfer_id}, which is not in transfer here")
+                raise ProtocolViolation(
+                    f"{message.transfer_id}: the producer announced a chunk of a transfer that is not under way here"
+                )
             self._reports.count_dropped("unknown transfer")
             return
         match message:
@@ -130,7 +133,9 @@ class ConsumerTransfers:
                 self._follow(consuming, consuming.machine.on_chunk(message, now_s))
             case ChunkSum():
                 if not self._config.checksum:
-                    raise ProtocolViolation(f"{message.transfer_id}: a checksum, which this link does not have")
+                    raise ProtocolViolation(
+                        f"{message.transfer_id}: the producer sent a checksum, but this link has none"
+                    )
                 self._compared_on(link).add_word(message)
                 self._compare(link, now_s)
             case Finished():

@@ -12,6 +12,7 @@ from typing import Final
 
 from kv_transfer.handoff.control_messages import Ready
 from kv_transfer.links.peer_link import PeerLink
+from kv_transfer.params import TransferId
 
 _MAX_KEPT: Final = 4096
 
@@ -25,8 +26,8 @@ class EarlyReadies:
     def __init__(self, timeout_s: float) -> None:
         """timeout_s: how long a READY is kept."""
         self._timeout_s = timeout_s
-        self._kept: OrderedDict[str, tuple[float, PeerLink, Ready]] = OrderedDict()
-        self._ended: OrderedDict[str, None] = OrderedDict()
+        self._kept: OrderedDict[TransferId, tuple[float, PeerLink, Ready]] = OrderedDict()
+        self._ended: OrderedDict[TransferId, None] = OrderedDict()
 
     def put(self, link: PeerLink, message: Ready, now_s: float) -> bool:
         """Keep a READY, in place of an earlier one of the same transfer. now_s: monotonic.
@@ -45,7 +46,7 @@ class EarlyReadies:
         self._kept[message.transfer_id] = (now_s + self._timeout_s, link, message)
         return True
 
-    def take(self, transfer_id: str, link: PeerLink | None = None) -> tuple[PeerLink, Ready] | None:
+    def take(self, transfer_id: TransferId, link: PeerLink | None = None) -> tuple[PeerLink, Ready] | None:
         """Remove and return a transfer's READY and the link on which it came; None if there is none.
 
         link: return a READY that came on this link only
@@ -56,7 +57,7 @@ class EarlyReadies:
         del self._kept[transfer_id]
         return found[1], found[2]
 
-    def refuse_later(self, transfer_id: str) -> None:
+    def refuse_later(self, transfer_id: TransferId) -> None:
         """Refuse the transfer's READY when it comes: the transfer has ended here without it."""
         self._ended[transfer_id] = None
         if len(self._ended) > _MAX_KEPT:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kv_transfer.agent.early_ready import EarlyReadies
+from kv_transfer.agent.link_meter import LinkMeter
 from kv_transfer.agent.pinned_blocks import PinnedBlocks
 from kv_transfer.agent.transfer_reports import TransferReports
 from kv_transfer.config import KVTransferConfig
@@ -27,10 +28,11 @@ from kv_transfer.handoff.instructions import (
     Send,
     SendBlocks,
 )
-from kv_transfer.handoff.producer_machine import ProducerMachine
+from kv_transfer.handoff.producer_machine import ProducerMachine, ProducerState
+from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.peer_link import PeerLink
 from kv_transfer.links.send_receive_thread import ChunkJob
-from kv_transfer.params import EngineAddress, KVTransferParams
+from kv_transfer.params import EngineAddress, KVTransferParams, TransferId
 from kv_transfer.transports.base import ComputeEvent
 
 
@@ -41,6 +43,9 @@ class _Producing:
     peer:     (engine_id, incarnation) of the consumer that the ticket names
     link:     the link on which READY came; None before
     computed: the point on the device's compute stream at which the latest progress is computed; None on the CPU
+    num_promised_bytes: all that the transfer may move; before READY as if the consumer had no part of the prompt
+    num_queued_bytes, num_sent_bytes: of the chunks that were queued and not dropped, and of those that have left
+    num_counted_bytes: what the meter counts as queued for this transfer
     """
 
     key: TransferKey
@@ -48,6 +53,16 @@ class _Producing:
     machine: ProducerMachine
     link: PeerLink | None = None
     computed: ComputeEvent | None = None
+    num_promised_bytes: int = 0
+    num_queued_bytes: int = 0
+    num_sent_bytes: int = 0
+    num_counted_bytes: int = 0
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        """The bytes to be sent yet: all of the transfer while it goes on, and what is queued once it has ended."""
+        goes_on = self.machine.state in {ProducerState.AWAITING_READY, ProducerState.SENDING}
+        return max(0, (self.num_promised_bytes if goes_on else self.num_queued_bytes) - self.num_sent_bytes)
 
 
 class ProducerTransfers:
@@ -57,13 +72,13 @@ class ProducerTransfers:
     link's num_transfers and pins its blocks. The transfer of every queued chunk is here.
     """
 
-    def __init__(self, config: KVTransferConfig, block_size: int, reports: TransferReports) -> None:
-        """block_size: tokens of a block of this engine."""
+    def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, reports: TransferReports) -> None:
+        """layout: of this rank's KV cache"""
         self._config = config
-        self._block_size = block_size
+        self._layout = layout
         self._reports = reports
-        self._producing: dict[str, _Producing] = {}
-        self._transfer_of_key: dict[TransferKey, str] = {}
+        self._producing: dict[TransferId, _Producing] = {}
+        self._transfer_of_key: dict[TransferKey, TransferId] = {}
         self._queues: dict[PeerLink, ChunkQueue] = {}
         """The queues of the links on which chunks have been queued."""
         self._early = EarlyReadies(config.ready_timeout_s)
@@ -71,6 +86,7 @@ class ProducerTransfers:
         """Requests whose ticket names another request's transfer: they have failed, and have not ended yet."""
         self._breaches: list[tuple[PeerLink, ProtocolViolation]] = []
         self.pins = PinnedBlocks()
+        self.meter = LinkMeter()
 
     def __len__(self) -> int:
         return len(self._producing)
@@ -85,20 +101,23 @@ class ProducerTransfers:
         transfer_id = params.transfer_id
         if transfer_id in self._producing:
             self._duplicates.add(key)
-            self._reports.add(FailedSending(key, f"{transfer_id} is the transfer of another request"))
+            self._reports.add(FailedSending(key, f"{transfer_id}: another request has a transfer of this id"))
             return
         assert key not in self._transfer_of_key, f"a second transfer under one key: {key}"
         machine = ProducerMachine(
             transfer_id=transfer_id,
             attempt=params.attempt,
             num_prompt_tokens=num_prompt_tokens,
-            block_size=self._block_size,
+            block_size=self._layout.block_size,
             max_chunk_blocks=1,
             deadline_s=now_s + self._config.ready_timeout_s,
             content_hash=params.content_hash,
         )
         peer = (params.peer.engine_id, params.peer.incarnation)
         producing = self._producing[transfer_id] = _Producing(key, peer, machine)
+        num_blocks = -(-num_prompt_tokens // self._layout.block_size)
+        producing.num_promised_bytes = num_blocks * self._layout.block_size_bytes
+        self._count(producing)
         self._transfer_of_key[key] = transfer_id
         self._reports.count_begun(params.attempt)
         early = self._early.take(transfer_id)
@@ -184,6 +203,8 @@ class ProducerTransfers:
             machine.block_size = pieces.piece_tokens
             machine.max_chunk_blocks = max(1, self._config.max_chunk_bytes // pieces.piece_size_bytes)
             first_piece = message.first_block * pieces.peer_pieces_per_block
+            num_pieces = -(-machine.num_prompt_tokens // pieces.piece_tokens) - first_piece
+            producing.num_promised_bytes = max(0, num_pieces) * pieces.piece_size_bytes
             self._follow(producing, machine.on_ready(msgspec.structs.replace(message, first_block=first_piece)))
 
     def _refuse(self, link: PeerLink, message: Ready | Cancel) -> None:
@@ -194,10 +215,12 @@ class ProducerTransfers:
 
     def on_chunk_sent(self, link: PeerLink, job: ChunkJob) -> None:
         """Count a chunk that a data thread has sent, and announce the next ones."""
+        self.meter.on_chunk_sent(link.peer[0], job.num_bytes, job.moved_s, was_computed=job.was_computed)
         if job.checksum is not None:
             link.send(ChunkSum(job.transfer_id, job.attempt, job.index, job.checksum))
         producing = self._producing.get(job.transfer_id)
         if producing is not None:
+            producing.num_sent_bytes += job.num_bytes
             self._follow(producing, producing.machine.on_chunk_sent())
         self._queues[link].on_sent()
         self._announce(link)
@@ -206,6 +229,7 @@ class ProducerTransfers:
         """Fail the link's transfers; its data thread has ended."""
         self._queues.pop(link, None)
         for producing in [p for p in self._producing.values() if p.link is link]:
+            producing.num_queued_bytes = producing.num_sent_bytes
             self._follow(producing, producing.machine.on_link_lost(reason))
 
     def stories_on(self, link: PeerLink) -> list[str]:
@@ -239,7 +263,7 @@ class ProducerTransfers:
                     self._queue_blocks(producing, first_block, block_ids)
                 case DropQueued():
                     assert link is not None, "nothing is queued before READY"
-                    self._queues[link].drop(machine.transfer_id)
+                    producing.num_queued_bytes -= self._queues[link].drop(machine.transfer_id)
                 case ReportReady():
                     self._reports.add(ReadyToPrefill(key))
                 case ReportFailedSending(reason):
@@ -250,12 +274,24 @@ class ProducerTransfers:
                     self._forget(producing)
                 case _:
                     raise AssertionError(f"this is no instruction of a producer: {instruction}")
+        if machine.transfer_id in self._producing:
+            self._count(producing)
+
+    def _count(self, producing: _Producing, num_bytes: int | None = None) -> None:
+        """Bring the meter up to date. num_bytes: what is still to be sent; None: what the transfer itself says"""
+        num_bytes = producing.num_unsent_bytes if num_bytes is None else num_bytes
+        if num_bytes != producing.num_counted_bytes:
+            name, rank = producing.peer[0], producing.key.part
+            engine_id = name if rank is None else name.removesuffix(f"/{rank}")
+            self.meter.queue(name, engine_id, num_bytes - producing.num_counted_bytes)
+            producing.num_counted_bytes = num_bytes
 
     def _forget(self, producing: _Producing) -> None:
         transfer_id = producing.machine.transfer_id
         del self._producing[transfer_id]
         del self._transfer_of_key[producing.key]
         self.pins.end(transfer_id)
+        self._count(producing, 0)
         if producing.link is not None:
             producing.link.num_transfers -= 1
         else:
@@ -268,6 +304,7 @@ class ProducerTransfers:
         if link not in self._queues:
             self._queues[link] = ChunkQueue(self._config.max_chunk_bytes)
         size_bytes = len(block_ids) * link.pieces.piece_size_bytes
+        producing.num_queued_bytes += size_bytes
         self._queues[link].put(QueuedChunk(transfer_id, first_block, block_ids, size_bytes, producing.computed))
         self._announce(link)
 
@@ -287,4 +324,4 @@ def _describe_want(link: PeerLink, message: Ready, fetch: Fetch) -> WantedFetch:
     assert link.pieces is not None, "a producer's link is open from the start"
     further = ("",) * (link.pieces.peer_tp_size - 1)
     peer = EngineAddress(link.peer[0], link.peer[1], "", further)
-    return WantedFetch(message.transfer_id, message.attempt, peer, fetch)
+    return WantedFetch(message.attempt, peer, fetch)

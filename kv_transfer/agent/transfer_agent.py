@@ -274,7 +274,7 @@ class TransferAgent:
 
     def _on_malformed(self, stream: ControlStream, reason: str) -> None:
         link = self._links.find(stream)
-        self._count_refused("malformed message", "a stranger" if link is None else link.peer[0], reason)
+        self._count_refused("malformed message", "unknown" if link is None else link.peer[0], reason)
         if link is not None:
             self._close(link, f"malformed message: {reason}", is_fault=True)
 
@@ -284,6 +284,8 @@ class TransferAgent:
         match message:
             case Ping():
                 link.stream.send(Pong())
+            case Pong():
+                self._transfers.on_pong(link, now_s)
             case Welcome():
                 self._links.open_consumer_end(link, message)
             case Refused(reason):
@@ -315,7 +317,7 @@ class TransferAgent:
         for link in self._transfers.on_time(now_s):
             self._close(link, "the producer did not answer a cancel in time")
         for link in self._links.surplus():
-            self._close(link, "idle, and one too many")
+            self._close(link, "the link was idle, and the limit of links was exceeded")
         for lifeless in self._links.beat(now_s):
             self._close(lifeless.link, lifeless.reason, is_fault=True)
 

@@ -33,7 +33,7 @@ class TransferTable:
     def __init__(self, config: KVTransferConfig, layout: KVCacheLayout, links: LinkTable) -> None:
         self._links = links
         self._reports = TransferReports()
-        self._producing = ProducerTransfers(config, layout.block_size, self._reports)
+        self._producing = ProducerTransfers(config, layout, self._reports)
         self._consuming = ConsumerTransfers(config, layout, self._reports)
 
     @property
@@ -57,6 +57,7 @@ class TransferTable:
             num_active_transfers=len(self._producing) + len(self._consuming),
             num_pinned_blocks=sum(pin.num_blocks for pin in pins),
             oldest_pin_at_s=None if oldest_s is None else epoch_s + oldest_s,
+            link_loads=self._producing.meter.loads(),
             dropped_messages=dict(stats.dropped_messages),
         )
         return output
@@ -112,7 +113,7 @@ class TransferTable:
         """Count a chunk that a data thread has moved. Raises ProtocolViolation."""
         stats = self._reports.stats
         num_blocks = len(job.blocks)
-        num_bytes = sum(block.nbytes for block in job.blocks)
+        num_bytes = job.num_bytes
         link.num_bytes += num_bytes
         link.last_active_s = now_s
         if link.is_producer:
@@ -125,6 +126,12 @@ class TransferTable:
             stats.num_received_blocks += num_blocks
             stats.num_received_bytes += num_bytes
             self._consuming.on_chunk_received(link, job, now_s)
+
+    def on_pong(self, link: PeerLink, now_s: float) -> None:
+        """Measure the round trip on a link on which this rank sends. now_s: monotonic"""
+        round_trip_s = link.take_round_trip_s(now_s)
+        if round_trip_s is not None and link.is_producer:
+            self._producing.meter.on_round_trip(link.peer[0], round_trip_s)
 
     def on_link_dead(self, link: PeerLink) -> None:
         """Fail the link's transfers, and log their stories. The link's data thread has ended."""
@@ -143,7 +150,7 @@ class TransferTable:
                 "num_transfers": len(stories),
                 "stories": " | ".join(stories[:_MAX_STORIES]),
             }
-            logger.warning("a link with transfers is lost", extra=fields)
+            logger.warning("a KV link was lost while transfers used it", extra=fields)
 
     def on_time(self, now_s: float) -> list[PeerLink]:
         """Apply the transfers' deadlines; return the links on which a cancel was not answered in time."""

@@ -42,13 +42,12 @@ Fetch: TypeAlias = PrefixFetch | BytesFetch
 class WantedFetch(msgspec.Struct, frozen=True):
     """Worker -> scheduler: another engine fetches something that this engine may have.
 
-    This engine answers as a producer without a request; the producer's ticket has this transfer id, attempt and peer.
+    This engine answers as a producer without a request; the producer's ticket has the fetch's id, and this attempt and
+    peer.
 
-    transfer_id: of one part, as long as it is told by a link; of the whole fetch, its fetch_id, after RankParts
-    num_ranks:   how many ranks of this engine report the same fetch, each once
+    num_ranks: how many ranks of this engine report the same fetch, each once
     """
 
-    transfer_id: WireName
     attempt: Count
     peer: EngineAddress
     fetch: Fetch
@@ -58,4 +57,4 @@ class WantedFetch(msgspec.Struct, frozen=True):
     def answer_key(self) -> TransferKey:
         """The key of the transfer that answers this fetch."""
         is_prefix = isinstance(self.fetch, PrefixFetch)
-        return TransferKey(TransferKind.PREFIX_ANSWER if is_prefix else TransferKind.BYTES_ANSWER, self.transfer_id)
+        return TransferKey(TransferKind.PREFIX_ANSWER if is_prefix else TransferKind.BYTES_ANSWER, self.fetch.fetch_id)

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final
 
+from kv_transfer.params import TransferId
 from kv_transfer.transports.base import ComputeEvent
 
 _NUM_AHEAD: Final = 2
@@ -26,7 +27,7 @@ class QueuedChunk:
     after:       the point on the device's compute stream at which the blocks are computed; None on the CPU
     """
 
-    transfer_id: str
+    transfer_id: TransferId
     first_block: int
     block_ids: tuple[int, ...]
     size_bytes: int
@@ -39,7 +40,7 @@ class ChunkQueue:
     def __init__(self, max_chunk_bytes: int) -> None:
         """max_chunk_bytes: size of a full chunk."""
         self._max_ahead_bytes = _NUM_AHEAD * max_chunk_bytes
-        self._waiting: OrderedDict[str, deque[QueuedChunk]] = OrderedDict()
+        self._waiting: OrderedDict[TransferId, deque[QueuedChunk]] = OrderedDict()
         """The chunks of each transfer. Invariant: no queue is empty, and the first transfer's turn is next."""
         self._ahead: deque[int] = deque()
         """The sizes in bytes of the chunks that are announced and have not left."""
@@ -70,6 +71,6 @@ class ChunkQueue:
         """Note that the oldest announced chunk has left."""
         self._ahead_bytes -= self._ahead.popleft()
 
-    def drop(self, transfer_id: str) -> None:
-        """Drop a transfer's chunks that are not announced."""
-        self._waiting.pop(transfer_id, None)
+    def drop(self, transfer_id: TransferId) -> int:
+        """Drop a transfer's chunks that are not announced; return their bytes."""
+        return sum(chunk.size_bytes for chunk in self._waiting.pop(transfer_id, ()))

@@ -28,6 +28,7 @@ from kv_transfer.handoff.control_messages import Cancel, Chunk, Finished, Ready
 from kv_transfer.handoff.instructions import Instruction, ReceiveBlocks, ReportReceived, Send
 from kv_transfer.handoff.transfer_story import TransferStory
 from kv_transfer.handoff.transition_table import Transition
+from kv_transfer.params import TransferId
 from kv_transfer.transfer_stats import TransferTimings
 
 
@@ -121,7 +122,7 @@ class ConsumerMachine:
     content_hash:     of the consumer's request; empty: not compared with the producer's
     """
 
-    transfer_id: str
+    transfer_id: TransferId
     attempt: int
     block_ids: tuple[int, ...]
     num_local_blocks: int
@@ -182,8 +183,8 @@ class ConsumerMachine:
         is_next = message.first_block == first and message.num_blocks >= 1 and stop <= len(self.block_ids)
         if row is None or not is_next:
             raise ProtocolViolation(
-                f"{self.transfer_id}: blocks {message.first_block} to {message.first_block + message.num_blocks} "
-                f"announced, expected from {first} on, of {len(self.block_ids)}"
+                f"{self.transfer_id}: the producer announced {message.num_blocks} blocks from block "
+                f"{message.first_block} on; the next block is {first} of {len(self.block_ids)}"
             )
         if self._first_chunk_s is None:
             self._first_chunk_s = now_s
@@ -218,7 +219,8 @@ class ConsumerMachine:
             return []
         if message.num_chunks < self.num_announced_chunks:
             raise ProtocolViolation(
-                f"{self.transfer_id}: {message.num_chunks} chunks at the end, {self.num_announced_chunks} announced"
+                f"{self.transfer_id}: FINISHED counts {message.num_chunks} chunks, but the producer has announced "
+                f"{self.num_announced_chunks}"
             )
         if self._finished is None:
             self._prefill_finished_s = now_s
@@ -301,7 +303,8 @@ class ConsumerMachine:
             received = ReceivedKV(LoadOutcome.LOADED, num_valid_tokens, timings=timings)
         elif num_valid_tokens < self.num_prompt_tokens:
             raise ProtocolViolation(
-                f"{self.transfer_id}: handed over with {num_valid_tokens} of {self.num_prompt_tokens} tokens' KV"
+                f"{self.transfer_id}: the producer handed the request over after sending the KV of {num_valid_tokens} "
+                f"of its {self.num_prompt_tokens} prompt tokens"
             )
         else:
             token_id = finished.first_token_id

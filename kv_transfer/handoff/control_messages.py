@@ -19,8 +19,9 @@ from kv_transfer.connector.fetches import Fetch
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.message_ranges import Count, Digest64, Incarnation, Sentence, ShortBytes, TokenId, WireName, Word
+from kv_transfer.params import TransferId
 
-PROTOCOL_VERSION: Final = 7
+PROTOCOL_VERSION: Final = 8
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -68,7 +69,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     content_hash: of the consumer's request; a handoff of another request's KV is refused. Empty: not compared
     """
 
-    transfer_id: WireName
+    transfer_id: TransferId
     attempt: Count
     first_block: Count
     num_prompt_tokens: Count
@@ -79,7 +80,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 class Chunk(msgspec.Struct, frozen=True, tag="chunk"):
     """Producer -> consumer: the next bytes on the data link are these blocks, or pieces where block sizes differ."""
 
-    transfer_id: WireName
+    transfer_id: TransferId
     attempt: Count
     first_block: Count
     num_blocks: Count
@@ -92,7 +93,7 @@ class ChunkSum(msgspec.Struct, frozen=True, tag="chunk_sum"):
     checksum: xxh3_64 (links/checksum.py)
     """
 
-    transfer_id: WireName
+    transfer_id: TransferId
     attempt: Count
     index: Count
     checksum: Digest64
@@ -108,7 +109,7 @@ class Finished(msgspec.Struct, frozen=True, tag="finished"):
     reason:         why the producer gave the request up; empty otherwise
     """
 
-    transfer_id: WireName
+    transfer_id: TransferId
     attempt: Count
     end: ProducerEnd
     num_chunks: Count
@@ -122,7 +123,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     The producer answers with Finished, unless it has sent Finished before and every chunk is announced already.
     """
 
-    transfer_id: WireName
+    transfer_id: TransferId
     attempt: Count
 
 

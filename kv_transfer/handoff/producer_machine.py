@@ -36,6 +36,7 @@ from kv_transfer.handoff.instructions import (
 )
 from kv_transfer.handoff.transfer_story import TransferStory
 from kv_transfer.handoff.transition_table import Transition
+from kv_transfer.params import TransferId
 
 
 class ProducerState(enum.IntEnum):
@@ -131,7 +132,7 @@ class ProducerMachine:
     content_hash:     of the producer's request; empty: not compared with the consumer's
     """
 
-    transfer_id: str
+    transfer_id: TransferId
     attempt: int
     num_prompt_tokens: int
     block_size: int
@@ -169,7 +170,7 @@ class ProducerMachine:
                 f"the producer has {self.num_prompt_tokens}"
             )
         if message.content_hash and self.content_hash and message.content_hash != self.content_hash:
-            raise ProtocolViolation(f"{self.transfer_id}: the two ends' tokens, adapters or images are not the same")
+            raise ProtocolViolation(f"{self.transfer_id}: producer and consumer have other tokens, adapters or images")
         self._enter(row, ProducerState.SENDING)
         self._next_block = message.first_block
         return [ReportReady()]

@@ -51,7 +51,9 @@ class ComparedChunks:
         Raises ProtocolViolation if too many checksums wait for chunks that have not been received.
         """
         if len(self._words) >= _MAX_WORDS:
-            raise ProtocolViolation(f"{_MAX_WORDS} checksums wait for chunks that have not been received")
+            raise ProtocolViolation(
+                f"the producer sent more than {_MAX_WORDS} checksums of chunks that have not been received"
+            )
         self._words.append(word)
 
     def take(self) -> tuple[ChunkJob, bool] | None:

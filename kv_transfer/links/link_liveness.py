@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from kv_transfer.handoff.control_messages import Ping
 from kv_transfer.links.peer_link import LinkState, PeerLink
 
 NUM_BEATS: Final = 4
@@ -69,5 +68,5 @@ class LinkLiveness:
         if quiet_s >= self._timeout_s:
             return f"the peer has been silent for {self._timeout_s:g} s"
         if quiet_s >= self._interval_s:
-            link.stream.send(Ping())
+            link.ping(now_s)
         return None

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kv_transfer.block_pieces import PieceMap
 from kv_transfer.config import KVTransferConfig
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.errors import LinkLost, ProtocolViolation
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello, Refused, Welcome
 from kv_transfer.layout import KVCacheLayout
@@ -87,7 +88,8 @@ class LinkTable:
         self._layout = layout
         self._kv_cache = kv_cache
         self._transport = transport
-        self._facts = PairingFacts.of_rank(layout, transport.name, checksum=config.checksum, is_on_gpu=kv_cache.is_cuda)
+        self._is_on_gpu = is_accelerator(kv_cache.device)
+        self._facts = PairingFacts.of_rank(layout, transport.name, checksum=config.checksum, is_on_gpu=self._is_on_gpu)
         self._control = control
         self._agent = agent
         self._links: dict[ControlStream, PeerLink] = {}
@@ -131,7 +133,7 @@ class LinkTable:
                 self._transport.name,
                 self._layout,
                 self._config.checksum,
-                self._kv_cache.is_cuda,
+                self._is_on_gpu,
             )
         )
         return link
@@ -154,6 +156,7 @@ class LinkTable:
         data = self._start_data(link, lambda opening: pending.accept(timeout_s, opening))
         link.open(data, time.monotonic())
         stream.send(Welcome(pending.rendezvous, self._layout))
+        link.ping(time.monotonic())
         return None
 
     def _find_refusal(self, stream: ControlStream, hello: Hello) -> str | None:
@@ -180,7 +183,7 @@ class LinkTable:
         """
         if link.state is LinkState.CONNECTING:
             if (mistake := find_welcome_mistake(welcome, self._layout, self._facts)) is not None:
-                raise ProtocolViolation(f"a Welcome that does not agree: {mistake}")
+                raise ProtocolViolation(f"the producer's Welcome contradicts this consumer: {mistake}")
             timeout_s = self._config.connect_timeout_s
             link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache)
             rendezvous = welcome.rendezvous
@@ -201,6 +204,7 @@ class LinkTable:
             _DataEvents(link, self._agent),
             is_sender=link.is_producer,
             chunk_timeout_s=self._config.chunk_timeout_s,
+            max_bytes_per_s=self._config.max_bytes_per_s,
             checksum=checksum_of if self._config.checksum else None,
         )
 

@@ -31,6 +31,7 @@ from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.control_streams import ControlStream
 from kv_transfer.links.link_compatibility import PairingFacts, find_mismatch
 from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
+from kv_transfer.params import TransferId
 from kv_transfer.transfer_stats import LinkState
 from kv_transfer.transports.base import ComputeEvent
 from kv_transfer.trust.handshake import Party, Proven
@@ -51,6 +52,7 @@ class PeerLink:
     opened_s:      monotonic; when the object was made
     last_active_s: monotonic; when a transfer last began, a message other than Ping and Pong arrived, or a chunk moved
     heard_s:       monotonic; when the peer last sent any message
+    pinged_s:      monotonic; when the Ping was sent that has not been answered; None if there is none
     num_transfers: transfers on the link now
     num_bytes:     bytes of chunks that have moved so far
     """
@@ -67,6 +69,7 @@ class PeerLink:
     opened_s: float = 0.0
     last_active_s: float = 0.0
     heard_s: float = 0.0
+    pinged_s: float | None = None
     num_transfers: int = 0
     num_bytes: int = 0
 
@@ -100,7 +103,18 @@ class PeerLink:
         elif self.state is LinkState.CONNECTING:
             self.unsent.append(message)
 
-    def withdraw(self, transfer_id: str) -> bool:
+    def ping(self, now_s: float) -> None:
+        """Send Ping. The peer answers with Pong at once, which shows that it lives, and how long a round trip takes."""
+        if self.pinged_s is None:
+            self.pinged_s = now_s
+        self.stream.send(Ping())
+
+    def take_round_trip_s(self, now_s: float) -> float | None:
+        """Note that Pong has come; return the seconds since the first Ping without answer, or None if there is none."""
+        pinged_s, self.pinged_s = self.pinged_s, None
+        return None if pinged_s is None else max(0.0, now_s - pinged_s)
+
+    def withdraw(self, transfer_id: TransferId) -> bool:
         """Drop the kept messages of a transfer; return whether there were any, so that none of them was sent."""
         kept = [message for message in self.unsent if getattr(message, "transfer_id", None) != transfer_id]
         is_withdrawn = len(kept) < len(self.unsent)
@@ -116,7 +130,7 @@ class PeerLink:
             self.stream.send(message)
 
     def make_job(
-        self, transfer_id: str, attempt: int, index: int, pieces: Sequence[int], after: ComputeEvent | None
+        self, transfer_id: TransferId, attempt: int, index: int, pieces: Sequence[int], after: ComputeEvent | None
     ) -> ChunkJob:
         """Return a chunk for the data thread of an open link.
 

@@ -8,20 +8,26 @@ computes a chunk's checksum once the chunk has moved, over the bytes as they tra
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from torch import Tensor
 
 from kv_transfer.block_pieces import StagedChunk
 from kv_transfer.errors import ChunkTimeout, KVTransferError
+from kv_transfer.params import TransferId
 from kv_transfer.transports.base import ComputeEvent, DataLink
 from kv_transfer.transports.link_opening import Opening
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_PAUSE: Final = 1 / 3
+"""How much of chunk_timeout_s a chunk may wait for its turn under a limit of the bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +39,24 @@ class ChunkJob:
     staged:   the chunk's way into or out of the cache; None if the blocks are the cache itself
     index:    of the chunk in its transfer
     checksum: of the bytes that have moved; None before that, and on links without checksums
+    moved_s:  seconds in which the chunk moved, from its turn on; 0 before it has moved
+    was_computed: whether the device had passed `after` when the chunk's turn came
     """
 
-    transfer_id: str
+    transfer_id: TransferId
     blocks: Sequence[Tensor]
     after: ComputeEvent | None = None
     staged: StagedChunk | None = None
     attempt: int = 0
     index: int = 0
     checksum: int | None = None
+    moved_s: float = 0.0
+    was_computed: bool = True
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of all blocks together."""
+        return sum(block.nbytes for block in self.blocks)
 
     def wipe(self) -> None:
         """Zero the received bytes in the cache. Invariant: every slot of the cache holds finite numbers."""
@@ -73,21 +88,24 @@ class DataThread:
         is_sender: bool,
         chunk_timeout_s: float,
         checksum: Callable[[Sequence[Tensor]], int] | None = None,
+        max_bytes_per_s: float = math.inf,
     ) -> None:
         """Start the thread.
 
         open_link: opens this end; runs on the thread, where it may block up to the connect timeout
         is_sender: whether this end sends; otherwise it receives
         checksum:  computes the checksum of a chunk, on the thread; None: the link has no checksums
+        max_bytes_per_s: a sender pauses before each chunk for as long as the chunk takes at this bandwidth
         """
         self._events = events
         self._is_sender = is_sender
         self._chunk_timeout_s = chunk_timeout_s
         self._checksum = checksum
+        self._max_bytes_per_s = max_bytes_per_s if is_sender else math.inf
         self._jobs: queue.SimpleQueue[ChunkJob | None] = queue.SimpleQueue()
         self._opening = Opening()
         self._link: DataLink | None = None
-        self._is_aborted = False
+        self._aborted = threading.Event()
         self._is_waiting = False
         self.is_stalled = False
         """Whether a chunk has missed its deadline; final by the time of on_dead."""
@@ -116,7 +134,7 @@ class DataThread:
 
         Chunks that have not moved yet are dropped; a block of the chunk that was moving may be partly written.
         """
-        self._is_aborted = True
+        self._aborted.set()
         self._opening.give_up()
         link = self._link
         if link is not None:
@@ -148,15 +166,28 @@ class DataThread:
 
     def _move_chunks(self, link: DataLink) -> None:
         move = link.send if self._is_sender else link.receive
-        while not self._is_aborted and (job := self._next_job()) is not None:
+        while not self._aborted.is_set() and (job := self._next_job()) is not None:
+            began_s, was_computed = time.monotonic(), job.after is None or job.after.query()
+            if self._pause_for(job):
+                return
             if job.staged is not None and self._is_sender:
                 job.staged.gather()
             move(job.blocks, self._chunk_timeout_s, job.after)
+            job = replace(job, moved_s=time.monotonic() - began_s, was_computed=was_computed)
             if self._checksum is not None:
                 job = replace(job, checksum=self._checksum(job.blocks))
             if job.staged is not None and not self._is_sender:
                 job.staged.scatter()
             self._events.on_chunk_moved(job)
+
+    def _pause_for(self, job: ChunkJob) -> bool:
+        """Wait until the chunk may be sent; return whether the thread was aborted meanwhile.
+
+        The receiver waits for the chunk already, so the pause takes only a part of the chunk's time.
+        """
+        if self._max_bytes_per_s == math.inf:
+            return False
+        return self._aborted.wait(min(job.num_bytes / self._max_bytes_per_s, _LONGEST_PAUSE * self._chunk_timeout_s))
 
     def _next_job(self) -> ChunkJob | None:
         self._is_waiting = True

@@ -37,7 +37,7 @@ def add_fetches(
     producers, progress, finishes = [], [], []
     for answer in answers:
         want, key, num_tokens = answer.want, answer.want.answer_key, answer.num_tokens
-        ticket = KVTransferParams(want.transfer_id, want.attempt, TransferRole.PRODUCER, want.peer)
+        ticket = KVTransferParams(want.fetch.fetch_id, want.attempt, TransferRole.PRODUCER, want.peer)
         producers.append((key, ticket, num_tokens))
         progress.append(ProducerProgress(key, answer.block_ids, num_tokens, num_tokens))
         finishes.append(ProducerFinish(key, ProducerEnd.PREFIX_SENT))

@@ -61,7 +61,7 @@ class PartReports:
             case FinishedLoading(request_id, loaded):
                 return self._add_load(request_id, loaded)
             case FetchWanted(want):
-                return [report] if self._wants.is_last(want.transfer_id, want.num_ranks) else []
+                return [report] if self._wants.is_last(want.fetch.fetch_id, want.num_ranks) else []
             case PartFailed(key):
                 return [PartFailed(key.whole)]
         key = report.key.whole
@@ -104,12 +104,12 @@ class WantCounts:
     def __init__(self) -> None:
         self._num_parts: dict[str, int] = {}
 
-    def is_last(self, transfer_id: str, num_parts: int) -> bool:
+    def is_last(self, fetch_id: str, num_parts: int) -> bool:
         """Count a part, and return whether it is the last of num_parts."""
-        count = self._num_parts.pop(transfer_id, 0) + 1
+        count = self._num_parts.pop(fetch_id, 0) + 1
         if count == num_parts:
             return True
-        self._num_parts[transfer_id] = count
+        self._num_parts[fetch_id] = count
         if len(self._num_parts) > _MAX_WANTS:
             # The other parts of the oldest fetch never came, and the engine that fetches has given up by now.
             del self._num_parts[next(iter(self._num_parts))]

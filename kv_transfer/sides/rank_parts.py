@@ -23,7 +23,7 @@ from kv_transfer.connector.reports import (
 )
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerFinish, ProducerProgress
 from kv_transfer.layout import KVCacheLayout, plan_transfer
-from kv_transfer.params import KVTransferParams, TransferRole
+from kv_transfer.params import KVTransferParams, TransferPart, TransferRole
 from kv_transfer.sides.part_reports import PartReports, WantCounts
 
 
@@ -81,14 +81,13 @@ class RankParts:
 
     def _take_want(self, want: WantedFetch) -> list[TransferReport]:
         """Return the report of a whole fetch once every part of it that concerns this rank has come."""
-        fetch_id = want.fetch.fetch_id
         routes = plan_transfer(self._layout.total_num_kv_heads, self._layout.tp_size, want.peer.tp_size)
         num_parts = sum(route.producer_rank == self._layout.tp_rank for route in routes)
-        if not self._wants.is_last(fetch_id, num_parts):
+        if not self._wants.is_last(want.fetch.fetch_id, num_parts):
             return []
         num_ranks = len({route.producer_rank for route in routes})
         peer = want.peer.of_all_ranks()
-        return [FetchWanted(WantedFetch(fetch_id, want.attempt, peer, want.fetch, num_ranks))]
+        return [FetchWanted(WantedFetch(want.attempt, peer, want.fetch, num_ranks))]
 
     def shutdown(self) -> None:
         """Close every link."""
@@ -96,7 +95,8 @@ class RankParts:
 
     def _cut(self, key: TransferKey, ticket: KVTransferParams) -> list[tuple[TransferKey, KVTransferParams]]:
         """Note a transfer's parts, and return their keys and tickets. Both ends of a part give it one transfer id."""
-        layout, peer = self._layout, ticket.peer
+        layout, peer, whole = self._layout, ticket.peer, ticket.transfer_id
+        assert isinstance(whole, str), "only whole transfers are cut"
         is_producer = ticket.role is TransferRole.PRODUCER
         sizes = (layout.tp_size, peer.tp_size) if is_producer else (peer.tp_size, layout.tp_size)
         parts = []
@@ -105,7 +105,7 @@ class RankParts:
             if not is_producer:
                 ours, theirs = theirs, ours
             if ours == layout.tp_rank:
-                transfer_id = f"{ticket.transfer_id}#{route.producer_rank}-{route.consumer_rank}"
+                transfer_id = TransferPart(whole, route.producer_rank, route.consumer_rank)
                 part = replace(ticket, transfer_id=transfer_id, peer=peer.of_rank(theirs))
                 parts.append((key.of_part(theirs), part))
         self._parts[key] = tuple(part for part, _ in parts)

@@ -29,6 +29,7 @@ from kv_transfer.connector.reports import (
     TransferReport,
 )
 from kv_transfer.connector.steps import KVConnectorMetadata
+from kv_transfer.device_kind import pin_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,8 @@ class StagingSide:
     def _write(self, block_ids: Sequence[int], data: bytes) -> None:
         staged = torch.zeros((len(block_ids), *self._slots.shape[1:]), dtype=self._slots.dtype)
         staged.view(-1).view(torch.uint8).numpy()[: len(data)] = np.frombuffer(data, dtype=np.uint8)
-        self._slots[self._index(block_ids)] = staged.to(self._slots.device)
+        device = self._slots.device
+        self._slots[self._index(block_ids)] = pin_for(device, staged).to(device, non_blocking=True)
 
     def _read(self, awaited: _Awaited) -> bytes:
         staged = self._slots[self._index(awaited.block_ids)].flatten(0, 1)[: awaited.num_tokens]
@@ -104,7 +106,8 @@ class StagingSide:
         self._blocks.index_fill_(0, self._index(block_ids), 0)
 
     def _index(self, block_ids: Sequence[int]) -> Tensor:
-        return torch.tensor(block_ids, dtype=torch.int64, device=self._slots.device)
+        device = self._slots.device
+        return pin_for(device, torch.tensor(block_ids, dtype=torch.int64)).to(device, non_blocking=True)
 
 
 def _widest_word(run_bytes: int) -> torch.dtype:

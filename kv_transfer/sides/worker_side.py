@@ -11,6 +11,7 @@ from kv_transfer.agent.transfer_agent import TransferAgent
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.connector.steps import KVConnectorMetadata
+from kv_transfer.device_kind import is_accelerator, mark_stream
 from kv_transfer.errors import TransportUnavailable, TransportWedged
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.control_streams import Control
@@ -20,7 +21,7 @@ from kv_transfer.params import EngineAddress
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.loopback import LoopbackTransport
 from kv_transfer.transports.nccl import ABORT_MARGIN_S, NcclTransport
-from kv_transfer.transports.nccl_device import CudaDevice, mark_compute
+from kv_transfer.transports.nccl_device import CudaDevice
 from kv_transfer.transports.nccl_library import install_command, load_nccl, nccl_report
 from kv_transfer.transports.tcp import TcpTransport
 
@@ -49,7 +50,7 @@ class WorkerSide:
         self.transport_name = str(nccl_report()) if transport.name == "nccl" else transport.name
         """The transport as status pages show it; for NCCL with the versions and the library's path."""
         self.pairing = PairingFacts.of_rank(
-            layout, transport.name, checksum=config.checksum, is_on_gpu=kv_cache.is_cuda
+            layout, transport.name, checksum=config.checksum, is_on_gpu=is_accelerator(kv_cache.device)
         )
         """The facts that a peer must share to exchange KV with this rank."""
         self._agent = TransferAgent(config, identity, layout, kv_cache, transport, control, on_progress)
@@ -57,12 +58,12 @@ class WorkerSide:
     def start_step(self, metadata: KVConnectorMetadata) -> None:
         """Pass on what a step asks for, before its forward pass."""
         if not metadata.is_empty():
-            self._agent.start_step(metadata, mark_compute(self._device))
+            self._agent.start_step(metadata, mark_stream(self._device))
 
     def finish_step(self, metadata: KVConnectorMetadata) -> None:
         """Let the blocks leave that the step's forward pass has completed."""
         if metadata.progress:
-            self._agent.finish_step(metadata.progress, mark_compute(self._device))
+            self._agent.finish_step(metadata.progress, mark_stream(self._device))
 
     def take_output(self) -> KVConnectorOutput:
         """Return the reports since the last call.
@@ -102,12 +103,12 @@ def make_transport(
         if config.transport not in {"loopback", "auto"}:
             raise TransportUnavailable(f"engines of one process are joined by loopback, not by {config.transport}")
         return LoopbackTransport(control.hub)
-    is_on_gpu = kv_cache.device.type == "cuda"
+    is_on_gpu = is_accelerator(kv_cache.device)
     if config.transport == "nccl" or (config.transport == "auto" and is_on_gpu):
         return _make_nccl_transport(config, kv_cache.device, on_wedged)
     if config.transport == "loopback":
         raise TransportUnavailable("kv_transfer.transport = 'loopback' joins engines of one process only; use 'auto'")
-    if kv_cache.device.type != "cpu":
+    if is_on_gpu:
         raise TransportUnavailable(
             f"kv_transfer.transport = {config.transport!r} moves CPU memory, but this engine's KV cache is on "
             f"{kv_cache.device}; use 'auto'"
@@ -121,7 +122,7 @@ def make_transport(
 def _make_nccl_transport(
     config: KVTransferConfig, device: torch.device, on_wedged: Callable[[str], None]
 ) -> NcclTransport:
-    if device.type != "cuda":
+    if not is_accelerator(device):
         raise TransportUnavailable(
             f"kv_transfer.transport = 'nccl' moves GPU memory, but this engine's KV cache is on {device}: run it on a "
             f"GPU (model.device = 'cuda', {install_command(torch.version.cuda)}), or use 'auto'"

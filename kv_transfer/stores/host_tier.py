@@ -138,5 +138,7 @@ def num_host_slots(layout: KVCacheLayout, cpu_cache_gib: float) -> int:
     size_bytes = layout.block_size_bytes * layout.tp_size
     num_slots = int(cpu_cache_gib * (1 << 30)) // size_bytes
     if num_slots < 1:
-        raise ValueError(f"cpu_cache_gib = {cpu_cache_gib:g} does not hold one block of {size_bytes} bytes")
+        raise ValueError(
+            f"kv_transfer.cpu_cache_gib = {cpu_cache_gib:g} is too small for one block of {size_bytes} bytes: raise it"
+        )
     return num_slots

@@ -16,19 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks, StoredBlock, StoreMetadata, StoreStats
+from kv_transfer.device_kind import StreamEvent, StreamQueue, device_module, is_accelerator, mark_stream
 from kv_transfer.stores.base import KVStoreWorker
 
 logger = logging.getLogger(__name__)
 
 _STOP_TIMEOUT_S: Final = 5.0
-
-_CudaEvent = Any  # torch.cuda.Event, whose stubs differ between versions.
 
 
 @dataclass(slots=True)
@@ -42,7 +41,7 @@ class _Load:
     """
 
     load: BlockLoad
-    after: _CudaEvent | None
+    after: StreamEvent | None
     num_parts: int
     started_s: float
     is_here: list[bool]
@@ -57,7 +56,7 @@ class _Save:
 
     block_hash: bytes
     buffer: Tensor
-    after: _CudaEvent | None
+    after: StreamEvent | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +143,7 @@ class StoreCopier:
                 continue
             buffer.copy_(self._rows[save.block_id], non_blocking=True)
             copied.append((save.store, _Save(save.block_hash, buffer, None)))
-        after = self._mark_compute()
+        after = mark_stream(self._rows.device)
         for index, job in copied:
             self._queues[index].put(replace(job, after=after))
         with self._lock:
@@ -154,25 +153,17 @@ class StoreCopier:
         slots: dict[int, list[int]] = {}
         for place, block in enumerate(load.blocks):
             slots.setdefault(block.store, []).append(place)
-        started = _Load(load, self._mark_compute(), len(slots), time.monotonic(), [False] * len(load.blocks))
+        started = _Load(load, mark_stream(self._rows.device), len(slots), time.monotonic(), [False] * len(load.blocks))
         self._loads[load.request_id] = started
         for index, part in slots.items():
             self._queues[index].put(_LoadPart(started, tuple(part)))
-
-    def _mark_compute(self) -> _CudaEvent | None:
-        if not self._rows.is_cuda:
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
-        event.record(torch.cuda.current_stream(self._rows.device))
-        return event
 
     # -- on a store's thread -------------------------------------------------------------------------------------
 
     def _run(self, index: int) -> None:
         store, jobs = self._stores[index], self._queues[index]
-        stream: Any = None
-        if self._rows.is_cuda:
-            stream = torch.cuda.Stream(self._rows.device)  # type: ignore[no-untyped-call]  # torch
+        device = self._rows.device
+        stream = device_module(device).Stream(device) if is_accelerator(device) else None
         while (job := jobs.get()) is not None:
             if isinstance(job, _Save):
                 self._save(store, job)
@@ -193,12 +184,12 @@ class StoreCopier:
             self._stats.num_saved_blocks += is_saved
             self._stats.num_unsaved_blocks += not is_saved
 
-    def _load(self, store: KVStoreWorker, part: _LoadPart, stream: Any) -> None:
+    def _load(self, store: KVStoreWorker, part: _LoadPart, stream: StreamQueue | None) -> None:
         load, reason = part.load, ""
         try:
             for place in part.slots:
                 if load.is_over or not self._load_block(store, load, place, stream):
-                    reason = "the store does not have it any more"
+                    reason = "the store does not have the block any more"
                     break
         except Exception as error:
             logger.exception("a KV store did not load a block")
@@ -210,7 +201,7 @@ class StoreCopier:
         if is_last:
             self._end(load, load.reason)
 
-    def _load_block(self, store: KVStoreWorker, load: _Load, place: int, stream: Any) -> bool:
+    def _load_block(self, store: KVStoreWorker, load: _Load, place: int, stream: StreamQueue | None) -> bool:
         block = load.load.blocks[place]
         source = store.load(block.block_hash)
         if source is None:
@@ -221,7 +212,8 @@ class StoreCopier:
             if stream is None:
                 self._rows[block.block_id].copy_(source)
             else:
-                with torch.cuda.stream(stream):
+                assert load.after is not None, "an accelerator's load has an event"
+                with device_module(self._rows.device).stream(stream):
                     stream.wait_event(load.after)
                     self._rows[block.block_id].copy_(source, non_blocking=True)
                 stream.synchronize()

@@ -48,7 +48,7 @@ class Opening:
     def check(self) -> None:
         """Raise LinkLost if the link was given up."""
         if self._is_given_up:
-            raise LinkLost("the link was closed while it came up")
+            raise LinkLost("the link was closed while it was being opened")
 
 
 def _wake(awaited: socket.socket | TlsSocket) -> None:

@@ -117,5 +117,5 @@ class LoopbackTransport:
         del timeout_s, opening
         pipe = self._pipes.take_pipe(rendezvous)
         if pipe is None:
-            raise LinkLost(f"there is no pipe {rendezvous!r} in this process")
+            raise LinkLost(f"no producer in this process offers the rendezvous {rendezvous!r}")
         return pipe

@@ -135,7 +135,7 @@ class NcclTransport:
         try:
             unique_id = self._library.make_unique_id()
         except (RuntimeError, KeyError) as error:
-            raise LinkLost(f"NCCL opens no rendezvous: {error}") from error
+            raise LinkLost(f"NCCL cannot open a rendezvous: {error}") from error
         return _PendingNcclLink(self, Rendezvous(self._library.version, self._message_size_bytes, unique_id))
 
     def connect(
@@ -145,7 +145,10 @@ class NcclTransport:
         del opening  # An initialisation cannot be interrupted.
         parsed = Rendezvous.parse(rendezvous)
         if parsed.nccl_version != self._library.version:
-            raise LinkLost(f"NCCL {self._library.version} at the consumer, {parsed.nccl_version} at the producer")
+            raise LinkLost(
+                f"the consumer has NCCL {self._library.version}, the producer {parsed.nccl_version}: install the same "
+                "version on both nodes"
+            )
         return self.join(parsed, _CONSUMER_RANK, timeout_s)
 
     def join(self, rendezvous: Rendezvous, rank: int, timeout_s: float) -> NcclLink:
@@ -198,7 +201,10 @@ class Rendezvous:
             nccl_version, message_size_bytes, unique_id = text.split("/", 2)
             parsed = cls(int(nccl_version), int(message_size_bytes), base64.b64decode(unique_id, validate=True))
         except ValueError as error:
-            raise LinkLost(f"not an NCCL rendezvous: {text!r}") from error
+            raise LinkLost(f"the peer named {text!r}, which is no NCCL rendezvous") from error
         if not 0 < parsed.message_size_bytes <= STAGING_SIZE_BYTES:
-            raise LinkLost(f"messages of {parsed.message_size_bytes} bytes do not fit the staging buffer")
+            raise LinkLost(
+                f"the peer's messages of {parsed.message_size_bytes} bytes do not fit the staging buffer of "
+                f"{STAGING_SIZE_BYTES} bytes"
+            )
         return parsed

@@ -79,13 +79,13 @@ class CudaDevice:
     def allocate(self, size_bytes: int, stream: DeviceStream) -> Tensor:
         """Allocate by torch, in the order of the thread's current stream, for which `stream` waits; see Device."""
         memory = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
-        stream.wait(_mark(self._device))
+        stream.wait(torch.cuda.current_stream(self._device).record_event())
         return memory
 
     def upload(self, content: bytes, stream: DeviceStream) -> Tensor:
         """Copy through the thread's current stream, for which `stream` waits; see Device."""
         memory = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self._device)
-        stream.wait(_mark(self._device))
+        stream.wait(torch.cuda.current_stream(self._device).record_event())
         return memory
 
 
@@ -125,15 +125,3 @@ class CudaStream:
     def close(self) -> None:
         """Destroy the stream; see DeviceStream."""
         self._runtime.streamDestroy(self.handle)
-
-
-def mark_compute(device: torch.device) -> ComputeEvent | None:
-    """Return the point after all work on the calling thread's stream; None on the CPU, which computes in order."""
-    if device.type != "cuda":
-        return None
-    return _mark(device)
-
-
-def _mark(device: torch.device) -> torch.cuda.Event:
-    event: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
-    return event

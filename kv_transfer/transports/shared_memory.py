@@ -54,7 +54,7 @@ class SharedMemoryLink:
         acknowledgement = bytearray(len(_ACKNOWLEDGED))
         self._stream.receive([memoryview(acknowledgement)], deadline_s)
         if acknowledgement != _ACKNOWLEDGED:
-            raise LinkLost(f"{bytes(acknowledgement)!r} came in the place of a chunk's acknowledgement")
+            raise LinkLost(f"the consumer sent {bytes(acknowledgement)!r} instead of a chunk's acknowledgement")
 
     def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
         """Copy the blocks that the producer names, and acknowledge them; see DataLink."""
@@ -99,14 +99,15 @@ class SharedMemoryLink:
         number, num_named, is_named = _HEADER.unpack(header)
         if (number, num_named) != (self._num_chunks, num_blocks):
             raise LinkLost(
-                f"chunk {number} of {num_named} blocks was named, not {self._num_chunks} of {num_blocks} blocks"
+                f"the producer named chunk {number} of {num_named} blocks; expected is chunk {self._num_chunks} of "
+                f"{num_blocks} blocks"
             )
         return bool(is_named)
 
     def _copy(self, runs: np.ndarray, targets: Sequence[np.ndarray]) -> None:
         for (begin, size), target in zip(runs.tolist(), targets, strict=True):
             if size != target.nbytes or begin < 0 or begin + size > self._memory.nbytes:
-                raise LinkLost(f"{size} bytes at {begin} were named for a block of {target.nbytes} bytes")
+                raise LinkLost(f"the producer named {size} bytes at {begin} for a block of {target.nbytes} bytes")
             np.copyto(target, self._memory[begin : begin + size])
 
 

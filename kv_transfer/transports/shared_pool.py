@@ -29,14 +29,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KVCacheLayout
 
 logger = logging.getLogger(__name__)
 
 _FD_DIRECTORY: Final = "/proc/self/fd/"
-_FIRST_BYTES: Final = 256 << 20
+_FIRST_BYTES: Final = 32 << 20
 """The part of a pool whose pages are taken before the pool is used. Blocks are handed out from the pool's beginning."""
-_SLICE_BYTES: Final = 64 << 20
+_SLICE_BYTES: Final = 16 << 20
 _F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux 5.1; Python 3.11 does not name it."""
 _MADV_POPULATE_WRITE: Final = 23
@@ -46,7 +47,7 @@ _MADV_POPULATE_WRITE: Final = 23
 def allocate_shared_pool(layout: KVCacheLayout) -> Tensor:
     """Return a KV cache of zeros in a memory file, on the CPU, in the layout's shape and dtype.
 
-    The pages of the first 256 MiB are taken at once: blocks are handed out in turn, so otherwise every transfer would
+    The pages of the first 32 MiB are taken at once: blocks are handed out in turn, so otherwise every transfer would
     wait for new pages until each block has been used. take_other_pages() takes the rest (docs/decisions/0010).
     Raises OSError if the file cannot be made, or if there is not enough memory for the first pages.
     """
@@ -61,7 +62,7 @@ def allocate_shared_pool(layout: KVCacheLayout) -> Tensor:
 def _make_file_storage(size_bytes: int) -> torch.UntypedStorage:
     """Return storage of zeros in a sealed memory file, without any page yet. Raises OSError."""
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
-        raise OSError(errno.ENOSYS, "memory files need memfd_create, of Linux")
+        raise OSError(errno.ENOSYS, "memory files need memfd_create, which only Linux has")
     fd = os.memfd_create("raypd-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
@@ -73,7 +74,7 @@ def _make_file_storage(size_bytes: int) -> torch.UntypedStorage:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
     except RuntimeError as error:
         os.close(fd)
-        raise OSError(errno.ENOMEM, f"torch does not map the memory file: {error}") from error
+        raise OSError(errno.ENOMEM, f"torch cannot map the memory file: {error}") from error
     except BaseException:
         os.close(fd)
         raise
@@ -95,7 +96,7 @@ def take_other_pages(kv_cache: Tensor) -> threading.Thread | None:
     thread logs an error and ends. The process then ends by SIGBUS when a block without memory is written, and another
     engine continues its requests.
     """
-    file_name = kv_cache.untyped_storage().filename if kv_cache.device.type == "cpu" else None
+    file_name = kv_cache.untyped_storage().filename if not is_accelerator(kv_cache.device) else None
     if file_name is None or kv_cache.nbytes <= _FIRST_BYTES:
         return None
     thread = threading.Thread(target=_take_slices, args=(kv_cache,), name="kv-pages", daemon=True)
@@ -133,7 +134,7 @@ def _take_pages(kv_cache: Tensor, start: int, stop: int) -> bool:
 
 def open_pool(kv_cache: Tensor) -> int | None:
     """Return a new read-only descriptor of a KV cache's file; None if it is in no file. The caller closes it."""
-    if kv_cache.device.type != "cpu":
+    if is_accelerator(kv_cache.device):
         return None
     file_name = kv_cache.untyped_storage().filename
     if file_name is None or not file_name.startswith(_FD_DIRECTORY):

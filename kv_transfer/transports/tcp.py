@@ -99,7 +99,7 @@ class _PendingTcpLink:
                 raise LinkLost(f"the peer did not join the link within {timeout_s:g} s") from None
             if caller is None:
                 opening.check()
-                raise LinkLost("no connection can be taken: the listening socket was shut down")
+                raise LinkLost("no connection can be accepted: the listening socket was shut down")
             return self._link(caller)
 
     def _link(self, caller: Caller[bool]) -> DataLink:
@@ -196,7 +196,7 @@ class TcpTransport:
         try:
             return _PendingTcpLink(self._host, self._kv_cache, self._silence_timeout_s, self._tls, key, self._refusals)
         except OSError as error:
-            raise LinkLost(f"no rendezvous can be opened at {self._host}: {error}") from error
+            raise LinkLost(f"cannot open a rendezvous at {self._host}: {error}") from error
 
     def connect(
         self, rendezvous: str, timeout_s: float, opening: Opening | None = None, key: KeySource | None = None
@@ -229,9 +229,9 @@ def _read_rendezvous(rendezvous: str) -> tuple[tuple[str, int], bytes]:
         host, port_text, token_hex = rendezvous.split("|")
         port, token = int(port_text), bytes.fromhex(token_hex)
     except ValueError as error:
-        raise LinkLost(f"the peer names no rendezvous: {error}") from error
+        raise LinkLost(f"the peer's rendezvous cannot be read: {error}") from error
     if not 0 < port < 2**16 or len(token) != _TOKEN_SIZE_BYTES:
-        raise LinkLost(f"the peer names no rendezvous: port {port}, a token of {len(token)} bytes")
+        raise LinkLost(f"the peer's rendezvous has port {port} and a token of {len(token)} bytes")
     return (host, port), token
 
 
@@ -295,7 +295,7 @@ def _connect(
         except (OSError, LinkLost, Untrusted) as error:
             opening.check()
             if not isinstance(error, HungUp) or time.monotonic() + _INTERVAL_S > give_up_s:
-                raise LinkLost(f"no rendezvous at {host}:{port}: {error}") from error
+                raise LinkLost(f"cannot join the rendezvous at {host}:{port}: {error}") from error
             time.sleep(_INTERVAL_S)
 
 

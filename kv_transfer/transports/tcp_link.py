@@ -43,7 +43,10 @@ class TcpLink:
         expected, header = self._next_header(buffers), bytearray(_HEADER.size)
         self._stream.receive([memoryview(header)], deadline_s)
         if header != expected:
-            raise LinkLost(f"{_HEADER.unpack(header)} came on the data connection, not {_HEADER.unpack(expected)}")
+            raise LinkLost(
+                f"a chunk's header is {_HEADER.unpack(header)} on the data connection; expected is "
+                f"{_HEADER.unpack(expected)}"
+            )
         self._stream.receive(buffers, deadline_s)
 
     def is_cut(self) -> bool:

@@ -71,7 +71,8 @@ class Callers(Generic[_T]):
         self._numbers = itertools.count()
         self._heard: dict[int, socket.socket] = {}
         """A second descriptor of each connection whose caller is proving itself; the oldest first."""
-        self._threads: dict[int, threading.Thread] = {}
+        self._threads: list[threading.Thread] = []
+        """The threads of callers, also of those that were cut off; only the listener's thread changes the list."""
         self._proven: queue.SimpleQueue[Caller[_T] | None] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
         self._is_over = False
@@ -91,9 +92,7 @@ class Callers(Generic[_T]):
                 _cut(handle)
         self._wake.close()
         self._listener.join(_JOIN_TIMEOUT_S)
-        with self._lock:
-            threads = list(self._threads.values())
-        for thread in threads:
+        for thread in self._threads:
             thread.join(_JOIN_TIMEOUT_S)
         self._woken.close()
         with contextlib.suppress(queue.Empty):
@@ -155,15 +154,14 @@ class Callers(Generic[_T]):
             if len(self._heard) >= self._max_callers:
                 self._cut_oldest()
             self._heard[number] = handle
-            self._threads[number] = thread
         try:
             thread.start()
         except RuntimeError:
             with self._lock:
                 self._heard.pop(number, handle)
-                del self._threads[number]
             handle.close()
             raise
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
 
     def _cut_oldest(self) -> None:
         """Cut off the caller whose proof has taken longest, if there is one; the lock is held."""
@@ -179,7 +177,6 @@ class Callers(Generic[_T]):
         finally:
             with self._lock:
                 handle = self._heard.pop(number, None)
-                del self._threads[number]
                 is_cut = handle is None or self._is_over
             if handle is not None:
                 handle.close()
@@ -189,7 +186,7 @@ class Callers(Generic[_T]):
     def _hand_out(self, caller: Caller[_T], *, is_cut: bool) -> None:
         try:
             if is_cut:
-                raise ConnectionAbortedError("another caller has taken its place")
+                raise ConnectionAbortedError("it was cut to make room for newer callers")
             caller.stream.sendall(_WELCOME)
         except OSError as error:
             logger.debug("a caller's connection ended before the caller was accepted", extra={"reason": str(error)})

@@ -115,7 +115,7 @@ class GrpcAcceptor:
 
     def _verify(self, fields: dict[str, str | bytes], purpose: Purpose) -> Proven:
         if _PROOF not in fields:
-            raise NotRaypd(f"no proof of the cluster's secret came (handshake protocol {PROTOCOL_VERSION})")
+            raise NotRaypd(f"it sent no proof of the cluster's secret (handshake protocol {PROTOCOL_VERSION})")
         challenge, ticket, proof = (_bytes(fields, name) for name in (_CHALLENGE, _TICKET, _PROOF))
         now_s = self._clock()
         if len(ticket) != _NUM_TICKET_BYTES:
@@ -206,10 +206,10 @@ async def prove(
 async def _raise_refusal(call: grpc.aio.StreamStreamCall[Any, Any]) -> NoReturn:
     """Raise the end of a call as an Untrusted if the other end refused it or is no raypd, otherwise as AioRpcError."""
     if not call.done():
-        raise NotRaypd("it does not speak raypd's handshake: an older raypd, or a stranger")
+        raise NotRaypd("it does not speak raypd's handshake: it is an older raypd or another program")
     code, details = await call.code(), await call.details()
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        raise NotRaypd("it knows no handshake: an older raypd, or a stranger")
+        raise NotRaypd("it has no method for raypd's handshake: it is an older raypd or another program")
     if code is grpc.StatusCode.FAILED_PRECONDITION:
         raise OtherProtocol(details or "it speaks another protocol")
     if code in {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.OK}:

@@ -34,7 +34,7 @@ import msgspec
 from kv_transfer.errors import NotRaypd, OtherParty, OtherProtocol, Untrusted, WrongSecret
 from kv_transfer.trust.secret import MAX_ACCEPTED, KeySource, Purpose, SessionKey
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 MAX_MESSAGE_BYTES: Final = 4096
 NUM_NONCE_BYTES: Final = 32
 _NUM_PROOF_BYTES: Final = 32
@@ -185,7 +185,7 @@ class Acceptor:
             raise NotRaypd("a proof came before a challenge")
         said = _read(proof, _PROOF, _decode_proof)
         if not self._is_meant:
-            raise OtherParty(f"{asked.dialer} means another than {self._own}")
+            raise OtherParty(f"{asked.dialer} wants to reach {asked.acceptor}, and this process is {self._own}")
         transcript = _transcript(self._challenge, self.nonce, self._bound)
         for key in self._keys:
             if hmac.compare_digest(_mac(key, _DIALER, transcript), said.proof):
@@ -217,16 +217,18 @@ def _frame(kind: int, body: bytes) -> bytes:
 
 def _read(frame: bytes, kind: int, decode: Callable[[bytes], _T]) -> _T:
     if len(frame) > MAX_MESSAGE_BYTES or len(frame) < _NUM_HEADER_BYTES or not frame.startswith(_MAGIC):
-        raise NotRaypd("it does not speak raypd's handshake: an older raypd, or a stranger")
+        raise NotRaypd("it does not speak raypd's handshake: it is an older raypd or another program")
     version, found = frame[len(_MAGIC)], frame[len(_MAGIC) + 1]
     if version != PROTOCOL_VERSION:
         age = "an older" if version < PROTOCOL_VERSION else "a newer"
-        raise OtherProtocol(f"it speaks handshake protocol {version}, here is {PROTOCOL_VERSION}: {age} raypd")
+        raise OtherProtocol(
+            f"it speaks handshake protocol {version} and is {age} raypd: this process speaks {PROTOCOL_VERSION}"
+        )
     if found == _REFUSAL:
         raise Untrusted("it refused the handshake")
     try:
         if found != kind:
-            raise NotRaypd("its messages come in another order than the handshake has")
+            raise NotRaypd("its messages are not in the handshake's order")
         return decode(frame[_NUM_HEADER_BYTES:])
     except (msgspec.MsgspecError, ValueError) as error:
         raise NotRaypd(f"its message is not one of the handshake: {error}") from None

@@ -70,7 +70,7 @@ def _receive(connection: socket.socket | TlsSocket, deadline_s: float) -> bytes:
     if size in _TLS_LENGTHS:
         raise NotRaypd("it speaks TLS here, where nothing is encrypted: internal_tls has to be the same at both ends")
     if size > MAX_MESSAGE_BYTES:
-        raise NotRaypd("it does not speak raypd's handshake: an older raypd, or a stranger")
+        raise NotRaypd("it does not speak raypd's handshake: it is an older raypd or another program")
     return _receive_exactly(connection, size, deadline_s)
 
 

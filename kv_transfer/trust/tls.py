@@ -220,7 +220,7 @@ def _context(protocol: int, material: TlsMaterial) -> ssl.SSLContext:
 def _memory_file(content: bytes) -> Iterator[str]:
     """Offer bytes as a file that is on no disk, a pipe: ssl reads certificates and keys from files only."""
     if len(content) > _MAX_PEM_BYTES:
-        raise ValueError(f"one has {len(content)} bytes; {_MAX_PEM_BYTES} are enough for a certificate with its chain")
+        raise ValueError(f"a PEM file has {len(content)} bytes; at most {_MAX_PEM_BYTES} are allowed")
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
         os.write(writing, content)
