@@ -23,6 +23,7 @@ for command in (
     ask.embed,
     bench,
     operate.status,
+    operate.explain,
     operate.scale,
     operate.drain,
     operate.update,

@@ -15,12 +15,15 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.lora_config import LoraConfig
+from cluster.access.aims import SloConfig
 from cluster.checks.model_check import find_adapter_mistakes, find_model_mistakes
 from cluster.errors import InvalidConfig
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.ingress import IngressConfig
+from cluster.settings.internal_tls import InternalTlsConfig, require_absolute
 from cluster.settings.kubernetes import KubernetesConfig
 from cluster.settings.restarts import RestartConfig
+from cluster.settings.routing import RoutingConfig
 from kv_transfer.config import KVTransferConfig
 
 DEMO_MODEL: Final = Path(__file__).parent / "demo_model"
@@ -76,38 +79,6 @@ class ControllerConfig(_Settings):
     )
 
 
-def _absolute(path: Path) -> Path:
-    """Refuse relative paths: processes run in different directories, so each would look for another file."""
-    if not path.is_absolute():
-        raise ValueError("it has to be an absolute path, which is the same on every node")
-    return path
-
-
-class InternalTlsConfig(_Settings):
-    """Certificate files (PEM) for connections within the cluster, at the same paths on every node.
-
-    When files change, new connections use the new ones.
-    """
-
-    ca: Path = Field(
-        description="Certificate of the authority (CA) whose certificates processes accept. The authority must not "
-        "sign certificates for anything but this cluster."
-    )
-    certificate: Path = Field(
-        description="Certificate for the DNS name raypd.internal, valid for servers and clients; all processes of the "
-        "cluster use the same one."
-    )
-    key: Path = Field(
-        description="Private key of the certificate. The file must not be accessible to users other than its owner "
-        "and group."
-    )
-
-    @field_validator("ca", "certificate", "key")
-    @classmethod
-    def _is_absolute(cls, path: Path) -> Path:
-        return _absolute(path)
-
-
 class RayConfig(_Settings):
     """The Ray cluster to run in."""
 
@@ -120,6 +91,12 @@ class RayConfig(_Settings):
         "raypd",
         min_length=1,
         description="Ray namespace of the cluster's actors. Each namespace can hold one raypd cluster.",
+    )
+    all_processes: bool = Field(
+        False,
+        description="Start all of Ray's processes in the Ray cluster that raypd starts: the agent of the dashboard and "
+        "the monitors of the autoscaler and of log files, too. Ray's state API, `ray status` and Ray's own metrics "
+        "need them; raypd does not.",
     )
 
 
@@ -149,6 +126,8 @@ class ClusterConfig(_Settings):
     encode: EngineGroupConfig = Field(
         EngineGroupConfig(count=0), description="Engines that encode images for the others."
     )
+    routing: RoutingConfig = Field(RoutingConfig(), description="The choice of the engines that serve a request.")
+    slo: SloConfig = Field(SloConfig(), description="Latencies to aim at, for requests that name no aims of their own.")
     ingress: IngressConfig = Field(IngressConfig(), description="The ingresses, to which clients connect.")
     controller: ControllerConfig = Field(ControllerConfig(), description="Nodes where the controller may run.")
     restarts: RestartConfig = Field(RestartConfig(), description="Restarts of engines and ingresses that die.")
@@ -212,13 +191,8 @@ class ClusterConfig(_Settings):
 
     @model_validator(mode="after")
     def _requests_can_be_served(self) -> Self:
-        if (self.prefill.count > 0) != (self.decode.count > 0):
-            raise ValueError(
-                f"prefill.count is {self.prefill.count} and decode.count is {self.decode.count}: a handoff needs at "
-                "least one of each (or none of both, with both.count > 0)"
-            )
         if self.prefill.count + self.decode.count + self.both.count == 0:
-            raise ValueError("no engines: set prefill.count and decode.count, or both.count, to at least 1")
+            raise ValueError("no engines: set prefill.count, decode.count or both.count to at least 1")
         return self
 
     @model_validator(mode="after")
@@ -240,7 +214,7 @@ class ClusterConfig(_Settings):
     @field_validator("cluster_secret_file", "block_hash_key_file")
     @classmethod
     def _is_absolute(cls, path: Path | None) -> Path | None:
-        return path if path is None else _absolute(path)
+        return path if path is None else require_absolute(path)
 
     @model_validator(mode="after")
     def _engines_can_be_configured(self) -> Self:
@@ -316,6 +290,8 @@ class ClusterConfig(_Settings):
             parallel=group.parallel or self.parallel,
             kv_transfer=group.kv_transfer or self.kv_transfer,
             lora=self.lora,
+            role=role.value,
+            itl_s=None if self.slo.itl_ms is None else self.slo.itl_ms / 1e3,
         )
 
 

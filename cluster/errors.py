@@ -21,6 +21,8 @@ ClusterError
 |-- UnknownEngine         no engine of that name serves
 |-- EngineRefused         an engine could not do what an operator asked of it
 |-- UnknownNode           no node, or more than one, has that name
+|-- RecordNotFound        no ingress has a record of the request, or not one for the caller to see
+|-- RecordsAreOff         the ingresses keep no records of requests
 |-- SecretIsInFile        the cluster's secret is replaced in its file, not by an operator's call
 |-- NotDoneInTime         a change goes on, but was not finished within the operator's time limit
 |-- InstallFailed         a package could not be installed, or cannot be used on this machine
@@ -239,6 +241,33 @@ class UnknownNode(ClusterError):
 
     def __init__(self, name: str, nodes: list[str]) -> None:
         super().__init__(f"{name!r} does not name one node of the Ray cluster; its nodes are: {', '.join(nodes)}")
+
+
+class RecordNotFound(ClusterError):
+    """No ingress that answered has a record of the request that the caller may see.
+
+    The message is the same whether the id is unknown, the record is no longer kept, or the request is another tenant's.
+    """
+
+    def __init__(self, request_id: str, kept: str, unanswered: list[str]) -> None:
+        """kept: for how many requests records are kept; unanswered: which ingresses did not answer, each with why"""
+        missing = (
+            f". The record may be at an ingress that did not answer: {'; '.join(unanswered)}" if unanswered else ""
+        )
+        super().__init__(
+            f"no record of request {request_id!r}: check the id, and ask soon after the request. {kept}; a request "
+            f"that no engine got leaves none, and an ingress that was restarted has none from before{missing}"
+        )
+
+
+class RecordsAreOff(ClusterError):
+    """The ingresses keep no records of requests."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this cluster keeps no records of requests: ingress.max_request_records is 0; set it to the number of "
+            "requests that can be explained, and start the cluster again"
+        )
 
 
 class InstallFailed(ClusterError):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from actors.core.requests.slo import Slo
+from cluster.access.aims import AIMS, NO_AIMS, Aims
 from cluster.access.allowance import Allowance
 from cluster.errors import PermissionDenied
 
@@ -21,6 +23,8 @@ class Caller:
     may_administer:   whether the caller may use AdminService
     highest_priority: the lowest priority number that requests may have (lower numbers go first); None: any
     adapters:         the LoRA adapters that requests may use; None: any
+    slo:              the aims of requests that give none
+    tightest_slo:     the smallest aims that requests may give
     allowance:        the token's limits and their use
     """
 
@@ -29,6 +33,8 @@ class Caller:
     may_administer: bool = False
     highest_priority: int | None = None
     adapters: frozenset[str] | None = None
+    slo: Aims = NO_AIMS
+    tightest_slo: Aims = NO_AIMS
     allowance: Allowance = field(default_factory=Allowance, compare=False, repr=False)
 
     def priority(self, asked: int) -> int:
@@ -45,6 +51,24 @@ class Caller:
         raise PermissionDenied(
             f"priority is {asked}; token {self.name!r} may have {highest} and above (lower is first)"
         )
+
+    def aims(self, asked: Aims, of_cluster: Aims) -> Slo | None:
+        """Return the aims of a request: its own, else the token's, else the cluster's; None if there is none.
+
+        Aims that the request did not give are no tighter than the token allows. Raises PermissionDenied if the request
+        gives a tighter one.
+        """
+        aims = Aims.first_of(asked, self.slo, of_cluster)
+        for name in AIMS:
+            tightest, aim = getattr(self.tightest_slo, name), getattr(aims, name)
+            if tightest is None or aim is None or aim >= tightest:
+                continue
+            if getattr(asked, name) is not None:
+                raise PermissionDenied(
+                    f"slo.{name} is {aim:g}; token {self.name!r} may have {tightest:g} and above (in milliseconds)"
+                )
+            aims = replace(aims, **{name: tightest})
+        return aims.slo
 
     def may_use(self, adapter: str) -> bool:
         """Whether requests may use an adapter. Errors do not tell forbidden adapters from unknown ones."""

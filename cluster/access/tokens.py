@@ -19,6 +19,7 @@ from typing import Annotated, Final, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
+from cluster.access.aims import SloConfig
 from cluster.access.allowance import BURST_S, Allowance, AllowanceLimits
 from cluster.access.caller import Caller
 from cluster.errors import InvalidConfig
@@ -56,6 +57,11 @@ class TokenEntry(_Settings):
         0, description="Lowest number that the priority of requests may have; lower numbers go first."
     )
     adapters: frozenset[str] | None = Field(None, description="LoRA adapters that requests may use; default: any.")
+
+    slo: SloConfig = Field(SloConfig(), description="Aims of requests that give none; default: the cluster's aims.")
+    tightest_slo: SloConfig = Field(
+        SloConfig(), description="Smallest aims that requests may give; default: any. No aim gives priority."
+    )
 
     @property
     def limits(self) -> AllowanceLimits:
@@ -159,6 +165,8 @@ class Tokens:
             may_administer=entry.admin,
             highest_priority=entry.highest_priority,
             adapters=entry.adapters,
+            slo=entry.slo.aims,
+            tightest_slo=entry.tightest_slo.aims,
             allowance=allowance,
         )
 

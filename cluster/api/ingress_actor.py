@@ -20,7 +20,9 @@ from cluster.api.shared.ports import IngressPorts
 from cluster.checks.startup_checks import refuse_bad_node
 from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, ControllerUnavailable
-from cluster.observability.status import ControllerView
+from cluster.observability.request_records import FoundRecords, RecordQuery
+from cluster.observability.routing_figures import NOTHING_ROUTED, RoutingSummary
+from cluster.observability.status import ControllerView, ingress_name
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.text.torch_free import without_torch
@@ -28,6 +30,7 @@ from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
 _CONTROLLER_TIMEOUT_S = 30.0
+_RECORDS_TIMEOUT_S = 4.0
 _LOCAL = "127.0.0.1"
 
 _P = ParamSpec("_P")
@@ -38,13 +41,20 @@ _Verb: TypeAlias = Callable[Concatenate[OperatorVerbs, _P], Coroutine[Any, Any, 
 class RemoteController:
     """A ClusterAdmin that calls the controller's actor, by its name in this actor's namespace. See ClusterAdmin."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, ingress: str) -> None:
+        """name: of the controller's actor; ingress: the name of the ingress that calls"""
         self._name = name
+        self._ingress = ingress
 
     async def status(self) -> ControllerView:
         """Return what the controller knows of engines and ingresses."""
         view: ControllerView = await self._call("status")
         return view
+
+    async def find_records(self, query: RecordQuery) -> FoundRecords:
+        """Ask all other ingresses for the records of a request."""
+        found: FoundRecords = await self._call("find_records", query, self._ingress, timeout_s=_RECORDS_TIMEOUT_S)
+        return found
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Change how many engines of these roles are wanted."""
@@ -121,12 +131,14 @@ class IngressHealth:
     num_requests:       its requests in flight
     trust_generation:   the generation of the cluster's secrets that it has (TrustMaterial.generation)
     busy_s:             how long its event loop has been busy with one callback, in seconds; 0 while it answers
+    routing:            how it has routed requests
     """
 
     membership_version: int = 0
     num_requests: int = 0
     trust_generation: int = 0
     busy_s: float = 0.0
+    routing: RoutingSummary = NOTHING_ROUTED
 
 
 def _outward_address() -> str:
@@ -149,7 +161,7 @@ class IngressActor:
     def __init__(self, config: ClusterConfig, controller_name: str, number: int, incarnation: int) -> None:
         """Keep the settings. controller_name: the name of the controller's actor, in this actor's namespace"""
         self._trust = Trust()
-        self._member = Member(Party(f"ingress-{number}", incarnation), self._trust)
+        self._member = Member(Party(ingress_name(number), incarnation), self._trust)
         write_log_lines()
         self._config = config
         self._controller_name = controller_name
@@ -185,7 +197,9 @@ class IngressActor:
 
         config = self._config.model_copy(update={"ingress": ports.applied_to(self._config.ingress)})
         await refuse_bad_node(config.ingress)
-        self._process = IngressProcess(config, RemoteController(self._controller_name), self._member)
+        self._process = IngressProcess(
+            config, RemoteController(self._controller_name, self._member.party.name), self._member
+        )
 
     @ray.method(concurrency_group="control")
     async def health(self) -> IngressHealth:
@@ -196,6 +210,7 @@ class IngressActor:
             process.num_requests_in_flight,
             self._trust.generation,
             process.loop_watch.busy_s,
+            process.routing_summary(),
         )
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
@@ -218,6 +233,10 @@ class IngressActor:
         give_back_large_blocks()
         give_back_regularly()
         return ports
+
+    async def find_records(self, query: RecordQuery) -> list[bytes]:
+        """Return the records that this ingress has of a request."""
+        return self._process.find_records(query)
 
     async def drain(self, grace_s: float) -> None:
         """Stop the servers: running requests get grace_s to end, then they are aborted."""

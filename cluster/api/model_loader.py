@@ -19,9 +19,12 @@ from cluster.errors import TokenizerUnusable
 from cluster.images.image_support import open_prompt_images
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.routing.base import Router
-from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.routing.cost_router import CostRouter
+from cluster.routing.load_book import LoadBook
 from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.routing.prefixes.prefix_indexes import PrefixIndexes
 from cluster.sessions.cluster_membership import ServedModel
+from cluster.settings.routing import RoutingMode
 from cluster.text.adapters import AdapterDirectory
 from cluster.text.input_processor import InputProcessor
 from cluster.text.model_description import ModelDescription
@@ -40,13 +43,19 @@ class ModelLoader:
         adapters: AdapterDirectory | None = None,
         *,
         hash_key: BlockHashKey,
+        load_book: LoadBook | None = None,
+        indexes: PrefixIndexes | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
         versions: gets each version that is loaded
         adapters: the adapters of all versions
         hash_key: the cluster's key of block hashes
+        load_book: the engines' work, by which requests are routed; None: a book of its own, which gets no reports
+        indexes:  the prefix indexes that the routers read
         """
+        self._load_book = LoadBook() if load_book is None else load_book
+        self._indexes = indexes or PrefixIndexes()
         self._config = config
         self._hash_key = hash_key
         self._versions = versions
@@ -79,7 +88,12 @@ class ModelLoader:
             defaults = await asyncio.to_thread(self._read_defaults, model)
             description = ModelDescription.of(self._config.model_name, model.facts, defaults)
             processor = InputProcessor(
-                description, tokenizer, self._config.ingress.limits, adapters=self._adapters, images=images
+                description,
+                tokenizer,
+                self._config.ingress.limits,
+                adapters=self._adapters,
+                images=images,
+                slo=self._config.slo.aims,
             )
             self._versions.put(ModelVersion(model.version, processor, router))
             self._loaded[model.version] = model
@@ -115,6 +129,8 @@ class ModelLoader:
         return tokenizer
 
     def _make_router(self, model: ServedModel) -> Router:
-        if self._config.ingress.router == "prefix_aware":
-            return PrefixAwarePair(model.facts.layout.block_size, hash_key=self._hash_key)
-        return LeastLoadedPair()
+        is_aggregated = self._config.routing.mode is RoutingMode.AGGREGATE
+        block_size = model.facts.layout.block_size
+        index = self._indexes.make(model.version, block_size)
+        pairs = PrefixAwarePair(block_size, index, hash_key=self._hash_key, is_aggregated=is_aggregated)
+        return CostRouter(pairs, self._load_book, self._config.routing.mode)

@@ -21,12 +21,16 @@ from cluster.api.shared.admin import ClusterAdmin
 from cluster.api.shared.ports import IngressPorts
 from cluster.config import ClusterConfig
 from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
+from cluster.observability.request_records import RecordQuery
+from cluster.observability.routing_figures import RoutingSummary, merged
 from cluster.observability.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor
+from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import refused_pairs
+from cluster.routing.prefixes.prefix_indexes import PrefixIndexes
 from cluster.sessions.canary import run_canary
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.sessions.session import EngineSession
@@ -54,8 +58,15 @@ class IngressProcess:
         self._admin = admin
         self._versions = ModelVersions()
         self._adapters = AdapterDirectory(config.lora)
+        self._load_book = LoadBook()
+        self._indexes = PrefixIndexes(config.routing.prefix_index_mib << 20)
         self._loader = ModelLoader(
-            config, self._versions, self._adapters, hash_key=BlockHashKey(member.trust.block_hash_key)
+            config,
+            self._versions,
+            self._adapters,
+            hash_key=BlockHashKey(member.trust.block_hash_key),
+            load_book=self._load_book,
+            indexes=self._indexes,
         )
         self.loop_watch = LoopWatch()
         self._pool: SessionPool | None = None
@@ -94,6 +105,7 @@ class IngressProcess:
             # This comes before engines of an old version leave, so that their requests learn that no other engine
             # serves this version.
             self._versions.keep({model.version for model in membership.models})
+            self._indexes.keep({model.version for model in membership.models})
         await self._sessions().update(membership)
 
     @property
@@ -105,6 +117,14 @@ class IngressProcess:
     def num_requests_in_flight(self) -> int:
         """How many requests this ingress works on. May be read from any thread."""
         return 0 if self._serving is None else self._serving.num_requests_in_flight
+
+    def find_records(self, query: RecordQuery) -> list[bytes]:
+        """Return the records that this ingress has of a request, as RequestRecord.to_bytes()."""
+        return [] if self._serving is None else self._serving.find_records(query)
+
+    def routing_summary(self) -> RoutingSummary:
+        """Sum up how this ingress has routed requests. May be called from any thread."""
+        return RoutingSummary() if self._serving is None else self._serving.records.summary()
 
     async def start(self, facts: ModelFacts) -> IngressPorts:
         """Start the gRPC and the HTTP server; returns their ports.
@@ -120,7 +140,8 @@ class IngressProcess:
             self._versions,
             self._sessions(),
             config.ingress,
-            migration_planner=MigrationPlanner(self._sessions().stats) if config.ingress.move_preempted else None,
+            ingress=self._member.party.name,
+            migration_planner=self._migration_planner() if config.ingress.move_preempted else None,
         )
         serving.metrics.refused_messages = self._sessions().refused_messages
         view = functools.partial(self._view, serving)
@@ -163,6 +184,7 @@ class IngressProcess:
             refused_pairs=refused_pairs(membership.engines),
             models=self._model_views(requests),
             num_migrations=serving.num_migrations,
+            routing=merged([one.routing for one in controller.ingresses] or [serving.records.summary()]),
             event_loop_lag_s=self.loop_watch.longest_lag_s,
         )
 
@@ -191,8 +213,12 @@ class IngressProcess:
     def _sessions(self) -> SessionPool:
         if self._pool is None:
             # The pool belongs to the running event loop, so it cannot be made earlier.
-            self._pool = SessionPool(self._member, self._config.ingress.engine_timeout_s)
+            timeout_s = self._config.ingress.engine_timeout_s
+            self._pool = SessionPool(self._member, timeout_s, self._load_book, self._indexes)
         return self._pool
+
+    def _migration_planner(self) -> MigrationPlanner:
+        return MigrationPlanner(self._sessions().stats, load_book=self._load_book)
 
 
 def _grpc_server_settings(config: IngressConfig) -> GrpcServerSettings:

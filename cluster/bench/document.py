@@ -14,9 +14,9 @@ import msgspec
 
 from cluster.bench.estimates import CONFIDENCE, INTERVALS_SAID, NUM_RESAMPLES, Distribution
 from cluster.bench.load import LoadResult
+from cluster.bench.objectives import GOODPUT_SAID
 from cluster.bench.pairs import Comparison
 from cluster.bench.record import RequestRecord
-from cluster.bench.slo import GOODPUT_SAID
 from cluster.bench.summary import DEFINITIONS, Summary
 from cluster.errors import InvalidConfig
 

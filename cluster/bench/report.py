@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.bench.estimates import CONFIDENCE, INTERVALS_SAID, Distribution, Estimate
+from cluster.bench.objectives import GOODPUT_SAID
 from cluster.bench.pairs import PAIRS_SAID, Comparison
-from cluster.bench.slo import GOODPUT_SAID
 from cluster.bench.summary import DEFINITIONS, LATE_S, Summary
 
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "client_queue_time": "client queue time"}

@@ -10,8 +10,8 @@ from typing import Final
 
 from cluster.bench.estimates import Distribution, distribution_of, percentile
 from cluster.bench.load import LoadResult
+from cluster.bench.objectives import num_good
 from cluster.bench.record import RequestRecord
-from cluster.bench.slo import num_good
 
 DEFINITIONS: Final = {
     "ttft": "Time to first token: from sending a request, the opening of a connection included, to its first event "

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from cluster.config import ClusterConfig, InternalTlsConfig
+from cluster.config import ClusterConfig
+from cluster.settings.internal_tls import InternalTlsConfig
 from kv_transfer.errors import SecretUnusable, TlsUnusable
 from kv_transfer.trust.secret_file import read_secret_file
 from kv_transfer.trust.tls import InternalTls, TlsFiles

@@ -70,15 +70,15 @@ def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
         config = read_config(directory, trust_remote_code=False)
         name = architecture_name(config)
         if reason := _reason_on_one_rank(config, None):
-            return f"{name} cannot guess: {reason}"
+            return f"{name} cannot be the draft model: {reason}"
         if not kind_of(config).generates:
-            return f"{name} cannot guess: it gives no tokens"
+            return f"{name} cannot be the draft model: it gives no tokens"
     except ModelError as error:
         return str(error).removeprefix("model: ")
     own, wanted = (text.get_text_config(decoder=True).vocab_size for text in (config, target))
     if own == wanted:
         return ""
-    return f"{name} cannot guess: it has {own} tokens and the model that it is to guess for has {wanted}"
+    return f"{name} cannot be the draft model: it has {own} tokens, and the target model has {wanted}"
 
 
 def _tokenizer_mistakes(directory: Path) -> list[str]:

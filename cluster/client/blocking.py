@@ -157,6 +157,12 @@ class BlockingClient:
             self._client.detokenize(token_ids, skip_special_tokens=skip_special_tokens, timeout_s=timeout_s)
         )
 
+    def explain(
+        self, request_id: str, *, tenant: str | None = None, timeout_s: float | None = None
+    ) -> generate_pb2.ExplainResponse:
+        """Return why a request went to its engines and what came true; see GenerateClient.explain()."""
+        return self._run(self._client.explain(request_id, tenant=tenant, timeout_s=timeout_s))
+
     def status(self, timeout_s: float | None = None) -> admin_pb2.GetStatusResponse:
         """Describe the cluster; see GenerateClient.status()."""
         return self._run(self._client.status(timeout_s))

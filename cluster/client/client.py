@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Self, Unpack
 
 from cluster.api.protos.raypd.v1 import admin_pb2, embed_pb2, generate_pb2, model_pb2
 from cluster.client.client_credentials import Credentials
+from cluster.client.errors import first_failure
 from cluster.client.known_ingresses import Ingresses, parse_addresses
 from cluster.client.options import (
     BatchOptions,
@@ -85,12 +85,8 @@ class GenerateClient:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
-
-    # -- answers -------------------------------------------------------------------------------------------------
 
     async def generate(
         self, prompt: Prompt, **options: Unpack[Options]
@@ -150,7 +146,7 @@ class GenerateClient:
             async with asyncio.TaskGroup() as tasks:
                 answers = [tasks.create_task(ask(prompt)) for prompt in prompts]
         except BaseExceptionGroup as failures:
-            raise _first(failures) from None
+            raise first_failure(failures) from None
         return [answer.result() for answer in answers]
 
     async def generate_batch(
@@ -202,7 +198,16 @@ class GenerateClient:
             async for response in responses:
                 yield response
 
-    # -- the model and the cluster -------------------------------------------------------------------------------
+    async def explain(
+        self, request_id: str, *, tenant: str | None = None, timeout_s: float | None = None
+    ) -> generate_pb2.ExplainResponse:
+        """Return why a request went to its engines and what came true, as JSON (docs/routing.md). Raises CallFailed.
+
+        request_id: of a request that is in flight or has ended lately at any ingress, or of a call with samples
+        tenant:     whose request it is; None: the caller's own, and for an operator's token anybody's
+        """
+        request = generate_pb2.ExplainRequest(request_id=request_id, tenant=tenant)
+        return await self._single.read(lambda ingress: ingress.generate.Explain, request, timeout_s)
 
     async def embed(self, inputs: Prompts, **options: Unpack[EmbedOptions]) -> embed_pb2.EmbedResponse:
         """Return an embedding of each input, in their order. If the ingress goes away or is full, another one is asked.
@@ -391,8 +396,3 @@ class GenerateClient:
     @property
     def _single(self) -> SingleCalls:
         return SingleCalls(self._ingresses, self._retry_policy)
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = failures.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

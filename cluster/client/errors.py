@@ -76,6 +76,12 @@ def as_call_failed() -> Iterator[None]:
         raise
 
 
+def first_failure(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return the first error of a group, however deep it is."""
+    first = failures.exceptions[0]
+    return first_failure(first) if isinstance(first, BaseExceptionGroup) else first
+
+
 def _call_failed(error: grpc.aio.AioRpcError) -> CallFailed:
     violations: dict[str, str] = {}
     retry_delay_s = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client.sampling_keywords import SamplingKeywords
@@ -35,11 +35,19 @@ class Sampling(SamplingKeywords, total=False):
     grammar: str
 
 
+class Aims(TypedDict, total=False):
+    """Service-level aims: milliseconds to the first token, and from a token to the next one."""
+
+    ttft_ms: float
+    itl_ms: float
+
+
 class BatchOptions(Sampling, total=False):
     """The options of batches and of single requests: fields of raypd.v1.GenerateRequest, and timeout_s and resume.
 
     images:    the files' bytes of the images of a text or of token ids, which have a placeholder for each image; a
                conversation has its images in its turns. In a batch every prompt has the same images
+    slo:       the request's aims, by which the server chooses its engines; absent: those of the token or the cluster
     timeout_s: seconds for the whole answer, including waits and further calls; None or absent: no limit
     resume:    True or absent: a request whose call fails goes on in a further call; False: the client makes one call,
                and raises CallFailed if it fails
@@ -51,6 +59,7 @@ class BatchOptions(Sampling, total=False):
     lora_digest: str
     priority: int
     cache_salt: str
+    slo: Aims
     model_version: int
     truncate_prompt_tokens: int
     add_special_tokens: bool

@@ -28,6 +28,14 @@ def generate(
     adapter: Annotated[
         str | None, typer.Option(help="Name of the LoRA adapter to use; default: the model without an adapter.")
     ] = None,
+    ttft_ms: Annotated[
+        float | None,
+        typer.Option(help="Aim for the time to the first token, in milliseconds; default: the token's or cluster's."),
+    ] = None,
+    itl_ms: Annotated[
+        float | None,
+        typer.Option(help="Aim for the time from token to token, in milliseconds; default: the token's or cluster's."),
+    ] = None,
     param: Parameters = None,
     times: Annotated[
         bool,
@@ -52,6 +60,9 @@ def generate(
     given: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     given |= {"lora_name": adapter} | _parsed(param)
     options: Any = {name: value for name, value in given.items() if value is not None} | {"timeout_s": timeout_s}
+    aims = {name: aim for name, aim in (("ttft_ms", ttft_ms), ("itl_ms", itl_ms)) if aim is not None}
+    if aims:
+        options["slo"] = aims
     text = sys.stdin.read() if prompt == "-" else prompt
 
     def ask() -> None:

@@ -25,16 +25,45 @@ def status(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the status once as JSON (message raypd.v1.GetStatusResponse).")
     ] = False,
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Show the engines' predictions of how long their steps take instead.")
+    ] = False,
     timeout_s: Timeout = 10.0,
 ) -> None:
     """Show the engines, ingresses, KV transfers and requests of a running cluster.
 
     The last decisions of the controller are at the end.
     """
-    from cluster.commands.status_screen import show_status
+    from cluster.commands.status.status_screen import show_status
 
     watch_s = interval_s if watch else None
-    run(lambda: asyncio.run(show_status(address, Console(), watch_s=watch_s, as_json=as_json, timeout_s=timeout_s)))
+    shown = show_status(address, Console(), watch_s=watch_s, as_json=as_json, timeout_s=timeout_s, with_costs=cost)
+    run(lambda: asyncio.run(shown))
+
+
+def explain(
+    request_id: Annotated[
+        str, typer.Argument(help="Id of a request that is in flight or has ended lately, as its answer names it.")
+    ],
+    address: Address = DEFAULT_ADDRESS,
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Tenant whose request it is, for operators; default: your own, or any for an operator."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON (docs/routing.md).")] = False,
+    timeout_s: Timeout = 10.0,
+) -> None:
+    """Show why a request went to its engines, and how long it really took.
+
+    For each attempt: the predicted cost of every way, the runner-up, and what
+    came true beside what was predicted. Any ingress can be asked.
+
+    Example: raypd explain chatcmpl-3f2a
+    """
+    from cluster.commands.status.explanation import show_explanation
+
+    shown = show_explanation(address, Console(), request_id, tenant=tenant, as_json=as_json, timeout_s=timeout_s)
+    run(lambda: asyncio.run(shown))
 
 
 def scale(

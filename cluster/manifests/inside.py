@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cluster.config import ClusterConfig, InternalTlsConfig
+from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
 from cluster.manifests.objects import Manifest, manifest, secret_volume
 from cluster.parameters.json_types import JSON
+from cluster.settings.internal_tls import InternalTlsConfig
 from cluster.settings.kubernetes import KubernetesConfig
 from kv_transfer.trust.tls import CLUSTER_NAME
 

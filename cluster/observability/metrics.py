@@ -27,6 +27,7 @@ from cluster.errors import (
     Overloaded,
     PermissionDenied,
 )
+from cluster.observability.routing_figures import WAYS, WINDOW_S, RoutingSummary
 from cluster.observability.status import ClusterView, EngineView
 from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.transfer_stats import TransferStats
@@ -62,7 +63,9 @@ class Histogram:
 class ServingMetrics:
     """The counters and histograms of one ingress, which Serving feeds."""
 
-    def __init__(self) -> None:
+    def __init__(self, routing: Callable[[], RoutingSummary] = RoutingSummary) -> None:
+        """routing: sums up how requests were routed, at any time"""
+        self._routing = routing
         self._outcomes: Counter[str] = Counter()
         self._http: Counter[tuple[str, str]] = Counter()
         self._num_prompt_tokens = 0
@@ -139,6 +142,34 @@ class ServingMetrics:
             yield GaugeMetricFamily(name, documentation, self.certificate_ends_at_s())
         documentation = "Time from a request's arrival to its end, in seconds."
         yield self.e2e_s.family("raypd_request_duration_seconds", documentation)
+        yield from _of_routing(self._routing())
+
+
+def _of_routing(routing: RoutingSummary) -> Iterator[Metric]:
+    documentation = "Requests that were routed and have ended, by way; fixed_rule: no costs were predicted for them."
+    ways = CounterMetricFamily("raypd_routed_requests", documentation, labels=["way"])
+    for way, count in zip(WAYS, routing.since_start.num_by_way, strict=True):
+        ways.add_metric([way], count)
+    yield ways
+    documentation = "Predicted cost of the placements that were chosen, in seconds of engine time, own and inflicted."
+    yield CounterMetricFamily("raypd_routing_cost_seconds", documentation, routing.since_start.chosen_s)
+    documentation = (
+        "Predicted cost of the best placements without roles, for the requests of raypd_routing_cost_seconds."
+    )
+    name = "raypd_routing_cost_without_roles_seconds"
+    yield CounterMetricFamily(name, documentation, routing.since_start.without_roles_s)
+    if routing.regret is not None:
+        documentation = (
+            "Regret of roles: raypd_routing_cost_seconds / raypd_routing_cost_without_roles_seconds over the last "
+            f"{WINDOW_S:.0f} s. Below 1 roles have paid, above 1 they have cost."
+        )
+        yield GaugeMetricFamily("raypd_routing_regret_ratio", documentation, routing.regret)
+    if routing.ttft_error is not None:
+        documentation = (
+            "Median of |measured / predicted - 1| of requests' times to the first token over the last "
+            f"{WINDOW_S:.0f} s."
+        )
+        yield GaugeMetricFamily("raypd_ttft_prediction_error_ratio", documentation, routing.ttft_error)
 
 
 def outcome_of(error: BaseException) -> str:

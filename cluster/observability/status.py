@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
+from cluster.observability.routing_figures import NOTHING_ROUTED, RoutingSummary
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.pairing import RefusedPair
 
@@ -32,6 +33,9 @@ class EngineView:
     model_version: int = 1
     attention_backend: str = ""
     attention_reason: str = ""
+    linear_layers: str = ""
+    cpu_threads: str = ""
+    cuda_graphs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class IngressView:
     state:        starting, ready, busy, or waiting for its next try
     num_requests: requests in flight
     busy_s:       for how many seconds its event loop has been busy with one piece of work
+    routing:      how it has routed requests
     """
 
     number: int
@@ -52,6 +57,7 @@ class IngressView:
     num_requests: int = 0
     http_address: str = ""
     busy_s: float = 0.0
+    routing: RoutingSummary = NOTHING_ROUTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +132,7 @@ class ClusterView:
 
     now_s:            Unix time in seconds at which the status was taken
     num_migrations:   how often the ingress has seen another decode engine take over a preempted request
+    routing:          how all ingresses have routed requests; of this one alone if the controller does not answer
     event_loop_lag_s: the longest delay of the ingress's event loop within the last minute, in seconds
     """
 
@@ -138,7 +145,13 @@ class ClusterView:
     refused_pairs: tuple[RefusedPair, ...] = ()
     models: tuple[ModelView, ...] = ()
     num_migrations: int = 0
+    routing: RoutingSummary = NOTHING_ROUTED
     event_loop_lag_s: float = 0.0
+
+
+def ingress_name(number: int) -> str:
+    """Return the name by which an ingress introduces itself to engines, and that records have."""
+    return f"ingress-{number}"
 
 
 def merge_engines(

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from cluster.observability.metrics import ServingMetrics, outcome_of
 from cluster.parameters.generation import GenerateEnd
 
+_MAX_GAPS: Final = 128
+
 
 class Stopwatch:
-    """Measures the times of one request, from the moment that the stopwatch is made."""
+    """Measures the times of one request, from the moment that the stopwatch is made.
+
+    outcome:    how the request has ended, as in raypd_requests; None while it is in flight
+    duration_s: seconds from the request's arrival to its end; None before
+    """
 
     def __init__(self, clock: Callable[[], float], metrics: ServingMetrics) -> None:
         self._clock = clock
@@ -19,7 +26,10 @@ class Stopwatch:
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
         self._num_tokens = 0
-        self._outcome: str | None = None
+        self._gaps = _Gaps()
+        self._finish = ""
+        self.outcome: str | None = None
+        self.duration_s: float | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -38,6 +48,16 @@ class Stopwatch:
             return None
         return (self._last_token_s - self._first_token_s) / (self._num_tokens - 1)
 
+    @property
+    def itl_p50_s(self) -> float | None:
+        """Median time between output tokens, in seconds; None before the second token."""
+        return self._gaps.median_s
+
+    @property
+    def itl_max_s(self) -> float | None:
+        """Longest time between output tokens, in seconds; None before the second token."""
+        return self._gaps.longest_s
+
     def count(self, num_tokens: int) -> None:
         """Note that this many tokens have come now."""
         if num_tokens == 0:
@@ -47,13 +67,15 @@ class Stopwatch:
             self._first_token_s = now_s
             self._metrics.on_first_tokens(num_tokens, now_s - self._started_s)
         else:
-            self._metrics.on_next_tokens(num_tokens, now_s - self._last_token_s)
+            gap_s = now_s - self._last_token_s
+            self._metrics.on_next_tokens(num_tokens, gap_s)
+            self._gaps.add(gap_s / num_tokens)
         self._last_token_s = now_s
         self._num_tokens += num_tokens
 
     def end(self, end: GenerateEnd) -> None:
         """Note how the request has ended, and count its prompt."""
-        self._outcome = end.finish_reason.name.lower()
+        self._finish = end.finish_reason.name.lower()
         self._metrics.on_prompt(end.usage.num_prompt_tokens, end.usage.num_cached_tokens)
 
     @contextmanager
@@ -69,4 +91,30 @@ class Stopwatch:
             outcome = outcome_of(error)
             raise
         finally:
-            self._metrics.on_end(self._outcome or outcome, self._clock() - self._started_s)
+            self.outcome, self.duration_s = self._finish or outcome, self._clock() - self._started_s
+            self._metrics.on_end(self.outcome, self.duration_s)
+
+
+class _Gaps:
+    """The times between tokens: the longest one, and every k-th one for the median, _MAX_GAPS at most."""
+
+    def __init__(self) -> None:
+        self._sample: list[float] = []
+        self._every = self._num_until_next = 1
+        self.longest_s: float | None = None
+
+    def add(self, gap_s: float) -> None:
+        if self.longest_s is None or gap_s > self.longest_s:
+            self.longest_s = gap_s
+        self._num_until_next -= 1
+        if self._num_until_next:
+            return
+        self._sample.append(gap_s)
+        if len(self._sample) == _MAX_GAPS:
+            del self._sample[1::2]
+            self._every *= 2
+        self._num_until_next = self._every
+
+    @property
+    def median_s(self) -> float | None:
+        return sorted(self._sample)[len(self._sample) // 2] if self._sample else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from actors.core.outputs.engine_core_outputs import RequestTimings
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
+from cluster.access.aims import NO_AIMS, Aims
 from cluster.access.caller import Caller, current_caller
 from cluster.parameters.json_types import JSON
 from cluster.parameters.sampling_options import NO_OPTIONS, SamplingOptions
@@ -94,6 +95,7 @@ class GenerateRequest:
     lora_digest:      the digest of the adapter that made output_token_ids, without which the request fails; "": any
     output_token_ids: the output that the client already has; the answer goes on at the next position
     model_version:    the model version that made output_token_ids, without which the request fails; 0: any
+    slo:              the request's own service-level aims
     truncate_prompt_tokens: how many of the prompt's last tokens to keep; -1: as many as the output leaves room for
     add_special_tokens: whether the tokenizer adds its special tokens; None: to a text, and not to a conversation
     timeout_s:        how long the client will wait from now on, in seconds, or None
@@ -111,6 +113,7 @@ class GenerateRequest:
     output_token_ids: tuple[int, ...] = ()
     model_version: int = 0
     cache_salt: str = ""
+    slo: Aims = NO_AIMS
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     timeout_s: float | None = None

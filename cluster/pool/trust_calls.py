@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from actors.process.ray_calls import RayCallFailed, call
-from cluster.config import ClusterConfig, InternalTlsConfig
+from cluster.config import ClusterConfig
 from cluster.pool.cluster_trust import ClusterTrust
+from cluster.settings.internal_tls import InternalTlsConfig
 from kv_transfer.trust.authority import draw_tls_material
 from kv_transfer.trust.membership import TrustMaterial
 from kv_transfer.trust.tls import TlsFiles, TlsMaterial

@@ -32,6 +32,7 @@ from cluster.requests.output_order import Diverged, OutputOrder
 from cluster.requests.recovery_decisions import FailedAttempt
 from cluster.routing.base import Route
 from cluster.routing.engine_connection import EngineConnection
+from cluster.routing.request_record import AttemptRecord, EngineTimes
 from kv_transfer.params import HandoffRanks, KVTransferParams, TransferRole
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,20 @@ class Attempt:
     def decode_report(self) -> EngineReport:
         """The decode engine and its times."""
         return self._decode.report
+
+    def record(self, began_s: float) -> AttemptRecord:
+        """Describe the attempt as it is now, for the request's record. began_s: seconds after the request's arrival"""
+        prefill = self._prefill
+        decoders = [*self._predecessors, self._decode]
+        return AttemptRecord(
+            began_s=began_s,
+            decode_engine_ids=tuple(stream.engine_id for stream in decoders),
+            prefill_engine_id=None if prefill is None else prefill.engine_id,
+            decision=self._route.decision,
+            num_new_tokens=self.num_new_tokens,
+            prefill=None if prefill is None else EngineTimes.of(prefill.timings),
+            decode=EngineTimes.of(self._decode.timings),
+        )
 
     @property
     def prefill_timings(self) -> RequestTimings | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.observability.record_writer import RecordWriter
 from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch
 from cluster.requests.ledger import Ledger
@@ -16,6 +17,7 @@ class InFlight:
     """One request that is admitted and has not ended; `raypd status` and the metrics read it.
 
     arrived_at_s: Unix time in seconds
+    record:       collects what becomes of the request
     engines:      the engines of the request's model version; None until the version is chosen
     recovery:     None until the request is prepared, and for a request for vectors, each prompt of which has its own
     """
@@ -25,6 +27,7 @@ class InFlight:
     arrived_at_s: float
     stopwatch: Stopwatch
     ledger: Ledger
+    record: RecordWriter
     engines: EnginesOfVersion | None = None
     recovery: Recovery | None = None
 

@@ -7,7 +7,7 @@ another engine's request only if a tenth of its blocks is free afterwards. This 
 request keep requests from going back and forth.
 
 An engine's counters are as old as its last heartbeat. So blocks of requests that were sent there since then count as
-taken.
+taken: the load book knows them, which routing reads as well.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import candidates
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey
+from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import find_refusal
 
 _MAX_MIGRATIONS: Final = 3
@@ -107,7 +108,19 @@ class _Promise:
 class MigrationPlanner:
     """Finds engines for the preempted requests of one ingress. Belongs to its event loop."""
 
-    def __init__(self, stats: Callable[[], EngineStats], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        stats: Callable[[], EngineStats],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        load_book: LoadBook | None = None,
+    ) -> None:
+        """Plan no migration yet.
+
+        load_book: knows what this ingress has sent to engines since their reports; None: the planner only knows of the
+                   requests that it has found engines for
+        """
+        self._load_book = load_book
         self._stats = stats
         self._clock = clock
         self._promises: list[_Promise] = []
@@ -133,13 +146,15 @@ class MigrationPlanner:
 
     def _target(self, key: EngineKey, stats: SchedulerStats, at_s: float, now_s: float) -> Target:
         promised = [one.num_blocks for one in self._promises if one.key == key and one.at_s >= at_s - _STATS_DELAY_S]
+        num_sent = 0 if self._load_book is None else self._load_book.num_blocks_sent(key)
         return Target(
             key=key,
             block_size=stats.block_size,
             num_blocks=stats.num_blocks,
             num_free_blocks=stats.num_free_blocks,
             num_waiting_reqs=stats.num_waiting_reqs,
-            num_promised_blocks=sum(promised),
+            # The book counts a migrated request, too, once it was submitted.
+            num_promised_blocks=max(sum(promised), num_sent),
             stats_age_s=now_s - at_s,
         )
 

@@ -125,7 +125,9 @@ class EnginesOfVersion:
         version that has engines.
         """
         version, engines = self.model.version, self._engines.snapshot()
-        own = [engine for engine in engines if engine.descriptor.model_version == version]
+        is_mixed = any(engine.descriptor.model_version != version for engine in engines)
+        # Routers keep what they know of a list of engines as long as it is the same list.
+        own = [e for e in engines if e.descriptor.model_version == version] if is_mixed else engines
         has_left = version not in self._versions
         if not own and (has_left or (not self.is_bound and self._versions.has_engines(engines))):
             raise ModelVersionLeft(version)

@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, Preemption, RequestTimings
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import EngineFailed, ModelVersionLeft, NoEngineAvailable
+from cluster.observability.record_writer import RecordWriter
 from cluster.requests.attempt import Attempt
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.recovery_decisions import FailedAttempt, GiveUp, RecoveryDecisions, RecoveryPolicy, TryAgain
@@ -44,12 +46,15 @@ class Recovery:
         policy: RecoveryPolicy,
         migration_planner: MigrationPlanner | None = None,
         turns: Turns | None = None,
+        *,
+        record: RecordWriter | None = None,
     ) -> None:
         """Submit nothing yet: outputs() does.
 
         deadline_s:        when the client stops waiting, on the event loop's clock; None if it has no deadline
         migration_planner: chooses where a preempted request migrates to; None: it stays where it is
         turns:             shared by all requests of one call; None if the call has a single request
+        record:            is told of every attempt; None if the request leaves no record
         """
         self._router = router
         self._engines = engines
@@ -58,8 +63,11 @@ class Recovery:
         self._deadline_s = deadline_s
         self._migration_planner = migration_planner
         self._turns = turns
+        self._record = record
         self._num_migrations_before = 0
         self._prefill_timings: RequestTimings | None = None
+        self._submitted_ids: list[str] = []
+        """The ids under which engines have the request now, as the router was told of them."""
         self.num_attempts = 0
         self.attempt: Attempt | None = None
 
@@ -90,6 +98,14 @@ class Recovery:
         Raises NoEngineAvailable (only before the first attempt), ModelVersionLeft, EngineFailed, DeadlineExceeded, or
         InvalidRequest if an engine finds a mistake that the ingress could not see.
         """
+        try:
+            async with aclosing(self._outputs_of_attempts()) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self._leave()
+
+    async def _outputs_of_attempts(self) -> AsyncGenerator[EngineCoreOutput, None]:
         await self._next_turn()
         route = self._choose_route()
         while True:
@@ -105,20 +121,36 @@ class Recovery:
                             # follow at once.
                             await self._next_turn()
                             self._router.on_end(self._original, attempt.token_ids, attempt.route)
+                            self._leave()
                         yield output
                         if output.finish_reason is not None:
                             return
             except EngineFailed as error:
+                self._leave()
+                if self._record is not None:
+                    self._record.fail(error.reason)
                 route = await self._route_after(attempt.failed_by(error))
 
     def _begin(self, attempt: Attempt) -> None:
-        """Keep the migrations and times of the attempt before this one, and tell the router about this one."""
+        """Keep the migrations and times of the attempt before this one, and tell record and router about this one."""
         if self.attempt is not None:
             self._num_migrations_before += self.attempt.num_migrations
             self._prefill_timings = self._prefill_timings or self.attempt.prefill_timings
         self.attempt = attempt
         self.num_attempts += 1
-        self._router.on_start(self._decisions.request, attempt.route)
+        if self._record is not None:
+            self._record.begin(attempt.record, asyncio.get_running_loop().time())
+        self._start(self._decisions.request, attempt.route)
+
+    def _start(self, request: EngineCoreRequest, route: Route[EngineConnection]) -> None:
+        self._router.on_start(request, route)
+        self._submitted_ids.append(request.request_id)
+
+    def _leave(self) -> None:
+        """Tell the router that no engine has the request any more, under any of its ids."""
+        for request_id in self._submitted_ids:
+            self._router.on_leave(request_id)
+        self._submitted_ids.clear()
 
     async def _route_after(self, failed: FailedAttempt) -> Route[EngineConnection]:
         """Find engines for the next attempt; wait for them if none serve. Raises the error that ends the request."""
@@ -168,7 +200,9 @@ class Recovery:
         target = self._migration_planner.find_target(preempted, here, engines)
         if target is None:
             return
-        attempt.migrate(target, self._decisions.migrate(attempt.token_ids, here, preemption))
+        request = self._decisions.migrate(attempt.token_ids, here, preemption)
+        attempt.migrate(target, request)
+        self._start(request, Route(None, target))
         logger.info(
             "a preempted request migrates",
             extra={

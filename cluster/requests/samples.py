@@ -215,6 +215,10 @@ class _HomeRouter:
         """Tell the other router."""
         self.router.on_end(request, output_token_ids, route)
 
+    def on_leave(self, request_id: str) -> None:
+        """Tell the other router."""
+        self.router.on_leave(request_id)
+
 
 class Answers:
     """Turns the chunks of a call's samples into the chunks that the client gets."""

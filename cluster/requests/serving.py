@@ -16,6 +16,9 @@ from cluster.api.protos.side_by_side import side_by_side
 from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft
 from cluster.images.image_budget import ImageBudget
 from cluster.observability.metrics import ServingMetrics
+from cluster.observability.record_store import RecordStore
+from cluster.observability.record_writer import RecordWriter
+from cluster.observability.request_records import RecordQuery, RequestRecords
 from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch
 from cluster.parameters.generation import GenerateChunk, GenerateRequest
@@ -63,6 +66,7 @@ class Serving:
         *,
         retry_delay_s: float = 1.0,
         migration_planner: MigrationPlanner | None = None,
+        ingress: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take no request yet.
@@ -72,6 +76,7 @@ class Serving:
         settings:          the limits of requests, and of their recovery
         retry_delay_s:     the delay that a refused client is told before any request has ended
         migration_planner: chooses where preempted requests migrate to; None: they stay where they are
+        ingress:           the name of the ingress, for the records of its requests
         clock:             monotonic seconds
         """
         self._versions = versions
@@ -82,7 +87,10 @@ class Serving:
         )
         self._image_budget = ImageBudget(settings.images.max_input_in_flight_mib << 20, retry_delay_s)
         self._clock = clock
-        self.metrics = ServingMetrics()
+        self.records = RequestRecords(
+            ingress, RecordStore(settings.max_request_records, settings.request_records_mib << 20)
+        )
+        self.metrics = ServingMetrics(self.records.summary)
         self._recovery_policy = RecoveryPolicy(settings.max_attempts, settings.recovery_timeout_s)
         self._migration_planner = migration_planner
         self._num_migrations_of_ended = 0
@@ -157,7 +165,9 @@ class Serving:
             self._recovery_policy,
             self._migration_planner,
             turns,
+            record=in_flight.record,
         )
+        in_flight.record.model_version, in_flight.record.num_prompt_tokens = engines.model.version, num_prompt_tokens
         tokenizer = engines.model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
         return PreparedRequest(engines, engine_request, in_flight.recovery, output_processor, in_flight, prompt)
@@ -289,18 +299,26 @@ class Serving:
         """Describe the requests in flight, oldest first, for `raypd status` and the metrics."""
         return tuple(in_flight.view() for in_flight in self._in_flight.values())
 
+    def find_records(self, query: RecordQuery) -> list[bytes]:
+        """Return the records of a request that is in flight or has ended, as RequestRecord.to_bytes(), oldest first."""
+        return self.records.find(query, ((one.record, one.stopwatch) for one in self._in_flight.values()))
+
     @contextmanager
     def _admitted(self, request: GenerateRequest | VectorRequest) -> Iterator[InFlight]:
         caller, request_id, stopwatch = request.caller, request.request_id, Stopwatch(self._clock, self.metrics)
-        key = caller.tenant, request_id
+        key, now_s = (caller.tenant, request_id), asyncio.get_running_loop().time()
+        record = RecordWriter(request_id, caller.tenant, arrived_at_s=time.time(), now_s=now_s)
         with (
+            self.records.kept(record, stopwatch),
             stopwatch.counting_the_end(),
             open_ledger(self._overload_control, self._image_budget, caller.allowance, request.timeout_s) as ledger,
         ):
             if key in self._in_flight:
                 allowed = "one that no request in flight has"
                 raise InvalidRequest(FieldViolation("request_id", repr(request_id), allowed))
-            in_flight = self._in_flight[key] = InFlight(request_id, caller.tenant, time.time(), stopwatch, ledger)
+            in_flight = self._in_flight[key] = InFlight(
+                request_id, caller.tenant, record.arrived_at_s, stopwatch, ledger, record
+            )
             try:
                 yield in_flight
             finally:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+
+import xxhash
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
+from cluster.routing.decision import Decision, LateDecision
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import find_refusal
 from kv_transfer.links.link_compatibility import PairingFacts
@@ -37,11 +40,18 @@ class Route(Generic[EngineT]):
 
     prefill:       computes the prompt; None if the decode engine computes it
     prefix_source: an engine that probably has more of the prompt's KV than the engine that computes the prompt
+    reasons:       tells why these engines were chosen; None if the router does not say. Equal routes may differ in it
     """
 
     prefill: EngineT | None
     decode: EngineT
     prefix_source: PrefixSource | None = None
+    reasons: LateDecision | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def decision(self) -> Decision | None:
+        """Why these engines were chosen; None if the router does not say."""
+        return None if self.reasons is None else self.reasons.describe()
 
 
 class Router(Protocol):
@@ -62,6 +72,13 @@ class Router(Protocol):
         """Note that the request has ended on this route.
 
         output_token_ids: the whole output, including the tokens that the request came with
+        """
+        ...
+
+    def on_leave(self, request_id: str) -> None:
+        """Note that the engines of a request that on_start() told of have it no more, however it ended.
+
+        request_id: as in on_start(); a further call for the same id changes nothing
         """
         ...
 
@@ -100,27 +117,46 @@ def candidates(engines: Sequence[EngineT]) -> list[Candidates[EngineT]]:
     return [Candidates([], alone)]
 
 
-def choose_pair(engines: Sequence[EngineT], work: Callable[[EngineT], int]) -> tuple[EngineT | None, EngineT]:
+def aggregated_candidates(engines: Sequence[EngineT]) -> list[Candidates[EngineT]]:
+    """Return one group of all engines that have a language model, whatever their role: each of them serves alone.
+
+    Raises NoEngineAvailable if there is none.
+    """
+    alone = [engine for engine in engines if engine.descriptor.role is not EngineRole.ENCODE]
+    if not alone:
+        raise NoEngineAvailable
+    return [Candidates([], alone)]
+
+
+def choose_pair(
+    engines: Sequence[EngineT], work: Callable[[EngineT], int], request_id: str, *, is_aggregated: bool = False
+) -> tuple[EngineT | None, EngineT]:
     """Choose the prefill and the decode engine that together have the least work, or None and an engine that does both.
 
     work: returns what an engine has to do; an engine that serves alone counts twice
-    Of engines with equal work the one with the fewest unfinished requests is chosen, then the one with the smaller id.
+    is_aggregated: choose one engine that does both, of any role, even if there are pairs
+    Of engines with equal work the one with the fewest unfinished requests is chosen. Those that are still equal are
+    drawn by the request's id, so that requests spread over idle engines, and the same request goes to the same engine.
     Of equal routes a pair is chosen before an engine alone.
     Raises NoEngineAvailable.
     """
 
-    def key(engine: EngineT) -> tuple[int, int, str]:
-        return work(engine), engine.num_unfinished_requests, engine.descriptor.engine_id
+    def drawn(engine: EngineT) -> int:
+        return xxhash.xxh3_64_intdigest(f"{request_id} {engine.descriptor.engine_id}".encode())
+
+    def key(engine: EngineT) -> tuple[int, int, int]:
+        return work(engine), engine.num_unfinished_requests, drawn(engine)
 
     best: list[tuple[EngineT | None, EngineT]] = [
-        (min(group.prefill, key=key, default=None), min(group.decode, key=key)) for group in candidates(engines)
+        (min(group.prefill, key=key, default=None), min(group.decode, key=key))
+        for group in (aggregated_candidates(engines) if is_aggregated else candidates(engines))
     ]
     if len(best) == 1:
         return best[0]
 
-    def cost(pair: tuple[EngineT | None, EngineT]) -> tuple[int, bool, str]:
+    def cost(pair: tuple[EngineT | None, EngineT]) -> tuple[int, bool, int]:
         prefill, decode = pair
-        return work(decode if prefill is None else prefill) + work(decode), prefill is None, decode.descriptor.engine_id
+        return work(decode if prefill is None else prefill) + work(decode), prefill is None, drawn(decode)
 
     return min(best, key=cost)
 

@@ -11,15 +11,18 @@ from cluster.routing.base import EngineT, Route, choose_pair
 class LeastLoadedPair:
     """Chooses the pair of engines that has the fewest unfinished requests.
 
-    Of equally loaded engines the one with the smaller id is chosen.
+    Of equally loaded engines one is drawn by the request's id.
     """
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Choose a pair, or one engine that prefills and decodes. Raises NoEngineAvailable."""
-        return Route(*choose_pair(engines, lambda engine: engine.num_unfinished_requests))
+        return Route(*choose_pair(engines, lambda engine: engine.num_unfinished_requests, request.request_id))
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Do nothing: engines count their requests themselves."""
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
+        """Do nothing: engines count their requests themselves."""
+
+    def on_leave(self, request_id: str) -> None:
         """Do nothing: engines count their requests themselves."""

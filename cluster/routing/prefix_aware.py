@@ -10,12 +10,10 @@ from actors.core.requests.request import EngineCoreRequest
 from cluster.routing.base import EngineT, Route, choose_pair
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from cluster.routing.pairing import find_refusal
-from cluster.routing.prefix_index import PrefixIndex
+from cluster.routing.prefixes.prefix_index import PrefixIndex
 from kv_transfer.params import PrefixSource
 
 _MAX_ADAPTERS = 10_000
-_MAX_BLOCKS = 200_000
-"""The limit of blocks that the router remembers: about 30 MB, and 3 million tokens in blocks of 16."""
 MAX_TOKENS = 262_144
 """How many tokens of a prompt the router looks at; their blocks are hashed in 15 ms, and looked up in 10."""
 
@@ -29,16 +27,25 @@ class PrefixAwarePair:
     the prompt, the route names that other engine as a source to fetch from. A prefix counts up to MAX_TOKENS tokens.
     """
 
-    def __init__(self, block_size: int, max_blocks: int = _MAX_BLOCKS, *, hash_key: BlockHashKey) -> None:
+    def __init__(
+        self,
+        block_size: int,
+        index: PrefixIndex | None = None,
+        *,
+        hash_key: BlockHashKey,
+        is_aggregated: bool = False,
+    ) -> None:
         """Know no prefixes yet.
 
         block_size: block size of the engines' KV caches; prefixes are counted in such blocks, even those of an engine
                     whose own blocks have another size
-        max_blocks: how many blocks the router remembers
+        index:      remembers which engine has which blocks; None: an index of this router alone
         hash_key:   the cluster's key of block hashes
+        is_aggregated: choose one engine for prefill and decode, of any role, even if there are pairs
         """
+        self._is_aggregated = is_aggregated
         self._hasher = BlockHasher(block_size, hash_key)
-        self._index = PrefixIndex(max_blocks)
+        self._index = PrefixIndex() if index is None else index
         self._last_hashed: tuple[tuple[str, int], list[BlockHash]] = (("", 0), [])
         """The newest request's id and number of tokens, and the hashes of its blocks."""
         self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
@@ -47,19 +54,32 @@ class PrefixAwarePair:
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Choose a pair, or one engine that prefills and decodes. Raises NoEngineAvailable."""
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
-        cached: Mapping[EngineKey, int] = {}
-        # An engine that has any block of a prompt has its first block: without that one, hash no more.
-        if self._index.find(self._hash(request, _first_token_ids(request)[: self._hasher.block_size])):
-            cached = self._index.find(self._hash_beginning(request))
+        cached = self.find_cached(request)
 
         def work(engine: EngineT) -> int:
-            num_left = num_tokens - self._num_cached_tokens(engine.descriptor, cached)
-            num_loads = request.lora is not None and (engine.descriptor.key, request.lora.key) not in self._adapters
+            num_left = num_tokens - cached.get(engine.descriptor.key, 0)
+            num_loads = not self.has_adapter(engine.descriptor.key, request)
             return (engine.num_unfinished_requests + num_loads) * num_tokens + num_left
 
-        prefill, decode = choose_pair(engines, work)
+        prefill, decode = choose_pair(engines, work, request.request_id, is_aggregated=self._is_aggregated)
         computing = decode if prefill is None else prefill
-        return Route(prefill, decode, self._find_source(computing, engines, cached))
+        return Route(prefill, decode, self.find_source(computing, engines, cached))
+
+    def find_cached(self, request: EngineCoreRequest) -> Mapping[EngineKey, int]:
+        """Return how many of the request's first tokens each engine probably has cached; without those that have none.
+
+        The tokens are at most MAX_TOKENS, and whole blocks.
+        """
+        # An engine that has any block of a prompt has the first one that the index keeps: without it, hash no more.
+        num_first = self._hasher.block_size * self._index.stride
+        if not self._index.find(self._hash(request, _first_token_ids(request)[:num_first])):
+            return {}
+        found = self._index.find(self._hash_beginning(request))
+        return {key: num_blocks * self._hasher.block_size for key, num_blocks in found.items()}
+
+    def has_adapter(self, engine: EngineKey, request: EngineCoreRequest) -> bool:
+        """Return whether an engine has probably loaded the request's adapter, or the request needs none."""
+        return request.lora is None or (engine, request.lora.key) in self._adapters
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Note that the route's engines will soon have the prompt's KV, and the request's adapter."""
@@ -81,6 +101,9 @@ class PrefixAwarePair:
         token_ids = [*request.prompt_token_ids[:MAX_TOKENS], *output_token_ids][:-1]
         self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
 
+    def on_leave(self, request_id: str) -> None:
+        """Do nothing: engines count their requests themselves, and keep what they have cached."""
+
     def _hash_beginning(self, request: EngineCoreRequest) -> list[BlockHash]:
         """Hash the tokens that the router looks at: once for choose() and the on_start() that follows it."""
         token_ids = _first_token_ids(request)
@@ -97,21 +120,19 @@ class PrefixAwarePair:
         self._hasher.extend(hashes, token_ids[:MAX_TOKENS], keys)
         return hashes
 
-    def _num_cached_tokens(self, engine: EngineDescriptor, cached: Mapping[EngineKey, int]) -> int:
-        return cached.get(engine.key, 0) * self._hasher.block_size
-
-    def _find_source(
+    def find_source(
         self, computing: EngineT, engines: Sequence[EngineT], cached: Mapping[EngineKey, int]
     ) -> PrefixSource | None:
         """Return the engine that has most of the prefix, if that is more than the computing engine has, else None.
 
         Engines that cannot send blocks to the computing engine do not count.
+        cached: what find_cached() has returned
         """
-        num_tokens = self._num_cached_tokens(computing.descriptor, cached)
+        num_tokens = cached.get(computing.descriptor.key, 0)
         source: EngineDescriptor | None = None
         for engine in engines:
-            num_there = self._num_cached_tokens(engine.descriptor, cached)
-            if num_there > num_tokens and _can_serve_prefix(engine.descriptor, computing.descriptor):
+            num_there = cached.get(engine.descriptor.key, 0)
+            if num_there > num_tokens and can_serve_prefix(engine.descriptor, computing.descriptor):
                 source, num_tokens = engine.descriptor, num_there
         return None if source is None else PrefixSource(source.kv_address, num_tokens)
 
@@ -123,7 +144,7 @@ def _first_token_ids(request: EngineCoreRequest) -> list[int]:
     return [*request.prompt_token_ids, *request.output_token_ids]
 
 
-def _can_serve_prefix(source: EngineDescriptor, fetcher: EngineDescriptor) -> bool:
+def can_serve_prefix(source: EngineDescriptor, fetcher: EngineDescriptor) -> bool:
     """Return whether one engine can fetch cached blocks from another.
 
     A fetch names blocks by their hashes. So unlike a handoff it needs equal block sizes.

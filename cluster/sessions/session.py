@@ -17,8 +17,10 @@ from typing import Final
 import grpc
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
-from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from actors.core.requests.request import EngineCoreRequest
+from actors.costs.step_cost_model import StepCostModel
+from actors.sessions.block_messages import CachedBlocks, KVEvents, WatchBlocks
 from actors.sessions.session_messages import (
     MAX_MESSAGE_BYTES,
     SESSION_METHOD,
@@ -28,12 +30,13 @@ from actors.sessions.session_messages import (
     Hello,
     Outputs,
     Submit,
-    Taken,
     decode_engine_message,
     encode,
 )
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineDescriptor
+from cluster.routing.load_book import LoadBook
+from cluster.routing.prefixes.engine_blocks import EngineBlocks
 from cluster.sessions.request_stream import RequestStream
 from kv_transfer.errors import Untrusted
 from kv_transfer.links.refused_messages import RefusedMessages
@@ -66,13 +69,21 @@ class EngineSession:
         member: Member,
         timeout_s: float,
         refused_messages: RefusedMessages | None = None,
+        *,
+        load_book: LoadBook | None = None,
+        blocks: EngineBlocks | None = None,
     ) -> None:
         """Connect to nothing yet: open() does.
 
         member:           the ingress's identity, which it proves to the engine
         timeout_s:        how long the engine may stay silent; it sends a heartbeat twice a second
         refused_messages: counts malformed messages of the engine; such a message ends the session
+        load_book:        gets each report of the engine's work; None: nobody reads them
+        blocks:           takes what the engine reports of its prefix cache; None: nothing is asked for
         """
+        self._load_book = load_book
+        self._blocks = blocks
+        self._is_watch_due = False
         self._refused_messages = refused_messages or RefusedMessages()
         self._descriptor = descriptor
         self._member = member
@@ -89,6 +100,8 @@ class EngineSession:
         self._is_over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._heard_s = 0.0
+        self.num_submitted_requests = 0
+        """How many requests were submitted on this session, which LoadReport.num_taken_requests is compared with."""
         self.last_stats: tuple[SchedulerStats, float] | None = None
         """The engine's newest counters, and the monotonic time at which they came, in seconds."""
 
@@ -110,6 +123,21 @@ class EngineSession:
     def num_unfinished_requests(self) -> int:
         """How many requests of this ingress the engine works on."""
         return len(self._streams)
+
+    @property
+    def load_report(self) -> LoadReport | None:
+        """The engine's newest report of its work; None until one has come."""
+        return None if self.last_stats is None else self.last_stats[0].load_report
+
+    @property
+    def step_costs(self) -> StepCostModel | None:
+        """The engine's predictions of its steps' durations; None until they have come."""
+        return None if self.last_stats is None else self.last_stats[0].step_costs
+
+    @property
+    def num_prompt_tokens_computed(self) -> int:
+        """How many tokens of prompts the engine has computed since its start; 0 until it has said so."""
+        return 0 if self.last_stats is None else self.last_stats[0].num_prompt_tokens_computed
 
     @property
     def silence_s(self) -> float:
@@ -190,6 +218,7 @@ class EngineSession:
             return stream
         assert request.request_id not in self._streams, f"{request.request_id!r} is already running here"
         self._streams[request.request_id] = stream
+        self.num_submitted_requests += 1
         self._submissions.append(stream)
         self._has_outgoing.set()
         return stream
@@ -211,12 +240,15 @@ class EngineSession:
             self._has_outgoing.clear()
             submissions, self._submissions = self._submissions, []
             aborts, self._aborts = self._aborts, []
+            is_watch_due, self._is_watch_due = self._is_watch_due, False
             try:
                 for streams in _messages(submissions):
                     self._untaken.append(streams)
                     await call.write(Submit([stream.request for stream in streams], time.monotonic()))
                 if aborts:
                     await call.write(Abort(aborts))
+                if is_watch_due:
+                    await call.write(WatchBlocks())
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return  # _read() sees the same end of the call, and ends the session.
 
@@ -224,10 +256,13 @@ class EngineSession:
         loop, call = asyncio.get_running_loop(), self._call
         assert call is not None, "open() has made it"
         try:
-            while isinstance(message := await self._receive(call), Outputs | Taken):
+            while not isinstance(message := await self._receive(call), Hello | None):
                 self._heard_s = loop.time()
                 if isinstance(message, Outputs):
                     self._distribute(message.batch)
+                elif isinstance(message, KVEvents | CachedBlocks):
+                    if self._blocks is not None:
+                        self._blocks.take(message)
                 elif self._untaken:
                     for stream in self._untaken.popleft():
                         stream.is_taken = True
@@ -262,6 +297,9 @@ class EngineSession:
     def _distribute(self, batch: EngineCoreOutputs) -> None:
         if batch.scheduler_stats is not None:
             self.last_stats = batch.scheduler_stats, time.monotonic()
+            if self._load_book is not None:
+                self._load_book.note_report(self)
+            self._ask_for_blocks(batch.scheduler_stats)
         for output in batch.outputs:
             stream = self._streams.get(output.request_id)
             if stream is None or stream.request.attempt != output.attempt:
@@ -271,6 +309,11 @@ class EngineSession:
                 del self._streams[output.request_id]
         for request_id in batch.finished_req_ids & self._streams.keys():
             self._streams.pop(request_id).end()
+
+    def _ask_for_blocks(self, stats: SchedulerStats) -> None:
+        if self._blocks is not None and self._blocks.on_size(stats.num_blocks, stats.block_size):
+            self._is_watch_due = True
+            self._has_outgoing.set()
 
     def _lose(self, reason: str, *, has_left: bool = False, is_silent: bool = False) -> None:
         if self._lost is not None:

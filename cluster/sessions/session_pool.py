@@ -16,6 +16,8 @@ from typing import Final
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
+from cluster.routing.load_book import LoadBook
+from cluster.routing.prefixes.prefix_indexes import PrefixIndexes
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session import EngineSession
 from kv_transfer.links.refused_messages import RefusedMessages
@@ -31,12 +33,23 @@ _NOTICED_SILENCE_S: Final = 1.0
 class SessionPool:
     """An EnginePool that follows membership snapshots. Lives on one event loop."""
 
-    def __init__(self, member: Member, timeout_s: float) -> None:
+    def __init__(
+        self,
+        member: Member,
+        timeout_s: float,
+        load_book: LoadBook | None = None,
+        indexes: PrefixIndexes | None = None,
+    ) -> None:
         """Open no session yet: update() does.
 
         member:    the ingress's identity, which it proves to engines
         timeout_s: how long an engine may stay silent before its session is lost
+        load_book: gets the engines' reports of their work; None: nobody reads them
+        indexes:   the prefix indexes that engines' reports correct
         """
+        self._load_book = load_book
+        self._snapshot: list[EngineConnection] = []
+        self._indexes = indexes or PrefixIndexes()
         self._member = member
         self._timeout_s = timeout_s
         self.refused_messages = RefusedMessages()
@@ -48,11 +61,17 @@ class SessionPool:
         self._change = asyncio.Event()
 
     def snapshot(self) -> Sequence[EngineConnection]:
-        """Return the engines that serve now: ready, not draining, not silent while another of their kind answers."""
+        """Return the engines that serve now: ready, not draining, not silent while another of their kind answers.
+
+        As long as they stay the same engines in the same roles, the list that is returned is the same one.
+        """
         draining = self._membership.draining
         serving = [session for key, session in self._sessions.items() if not session.is_lost and key not in draining]
         answering = {_kind(session) for session in serving if session.silence_s < _NOTICED_SILENCE_S}
-        return [s for s in serving if s.silence_s < _NOTICED_SILENCE_S or _kind(s) not in answering]
+        found = [s for s in serving if s.silence_s < _NOTICED_SILENCE_S or _kind(s) not in answering]
+        if found != self._snapshot:
+            self._snapshot = list(found)
+        return self._snapshot
 
     def next_change(self) -> asyncio.Event:
         """Return an event that is set once engines have come, or were lost, after this call."""
@@ -78,6 +97,9 @@ class SessionPool:
             await asyncio.gather(*(self._drop(key, has_left=key in previous.draining) for key in gone))
             for key, session in self._sessions.items():
                 session.set_descriptor(wanted[key])
+            self._snapshot = []  # Roles may have changed.
+            if self._load_book is not None:
+                self._load_book.keep(wanted)
             fresh = [engine for key, engine in wanted.items() if key not in self._keepers]
             await asyncio.gather(*(self._open(engine) for engine in fresh))
             for engine in fresh:
@@ -105,7 +127,10 @@ class SessionPool:
                 self._tell_of_change()
 
     async def _open(self, engine: EngineDescriptor) -> bool:
-        session = EngineSession(engine, self._member, self._timeout_s, self.refused_messages)
+        blocks = self._indexes.follow(engine)
+        session = EngineSession(
+            engine, self._member, self._timeout_s, self.refused_messages, load_book=self._load_book, blocks=blocks
+        )
         try:
             await session.open()
         except EngineLost as error:
@@ -127,6 +152,7 @@ class SessionPool:
         session = self._sessions.pop(key, None)
         if session is not None:
             await session.close(has_left=has_left)
+        self._indexes.forget_engine(key)
 
     def _tell_of_change(self) -> None:
         self._change.set()

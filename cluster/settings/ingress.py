@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -12,6 +12,12 @@ from cluster.api.protos.loopback_addresses import is_loopback
 from cluster.settings.http import HostName, HttpConfig
 from cluster.settings.images import ImageConfig
 from cluster.settings.input_limits import InputLimits
+
+_SUCCESSOR_OF_ROUTER: Final = (
+    "router is now routing.mode, at the top level of the settings: in place of prefix_aware set routing.mode to "
+    "disaggregate, which chooses engines in the same way, or leave the default, cost. Nothing corresponds to "
+    "least_loaded: every mode weighs cached prefixes against load"
+)
 
 
 class IngressConfig(BaseModel):
@@ -82,11 +88,6 @@ class IngressConfig(BaseModel):
         description="Limit on the prompt tokens of all requests at one ingress that wait for their first token; "
         "further requests get RESOURCE_EXHAUSTED.",
     )
-    router: Literal["prefix_aware", "least_loaded"] = Field(
-        "prefix_aware",
-        description="Policy that chooses a request's engines: prefix_aware weighs cached prefixes against load, "
-        "least_loaded goes by load alone.",
-    )
     engine_timeout_s: float = Field(
         3.0,
         ge=1,
@@ -110,6 +111,16 @@ class IngressConfig(BaseModel):
         60.0,
         ge=0,
         description="Seconds that a request whose engine failed waits for another engine that can continue it.",
+    )
+    max_request_records: int = Field(
+        1000,
+        ge=0,
+        le=20_000,
+        description="Number of the last requests whose routing decisions each ingress keeps for `raypd explain`; "
+        "0: none, and `raypd explain` is off.",
+    )
+    request_records_mib: int = Field(
+        16, ge=1, le=1024, description="Limit on the memory of these records at each ingress, in MiB."
     )
     images: ImageConfig = Field(ImageConfig(), description="Limits on images in prompts, and their preparation.")
 
@@ -136,6 +147,13 @@ class IngressConfig(BaseModel):
                 "Set tls (certificate, key), or insecure: true (--insecure) if the network keeps others out"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _router_is_named_elsewhere(cls, settings: Any) -> Any:  # Any: the settings are not validated yet
+        if isinstance(settings, dict) and "router" in settings:
+            raise ValueError(_SUCCESSOR_OF_ROUTER)
+        return settings
 
     @model_validator(mode="before")
     @classmethod

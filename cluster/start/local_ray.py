@@ -11,13 +11,15 @@ import os
 import secrets
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Final
 
 import grpc
 
+from actors.process.openmp import wait_without_spinning
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
+from cluster.start.needed_processes import only_needed_processes
 from cluster.start.ray_directory import RayDirectory
 
 logger = logging.getLogger(__name__)
@@ -125,6 +127,7 @@ def _start_local(config: ClusterConfig) -> None:
     # By default Ray gives workers a low priority (nice 15). On a busy host, an engine could then be silent for so long
     # that the controller considers it lost.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    wait_without_spinning()
     # With 127.0.0.1 as the node's address, half of Ray's servers would listen on all addresses, unless Ray is told with
     # this variable that no other node will join. Its name comes from the systems on which this is Ray's default.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -147,10 +150,11 @@ def _start_local(config: ClusterConfig) -> None:
 def _init(config: ClusterConfig, directory: RayDirectory) -> None:
     import ray
 
-    with sigterm_blocked():
+    processes = nullcontext() if config.ray.all_processes else only_needed_processes()
+    with sigterm_blocked(), processes:
         ray.init(
             namespace=config.ray.namespace,
-            num_cpus=max(config.num_cpus, os.cpu_count() or 1),
+            num_cpus=max(config.num_cpus, len(os.sched_getaffinity(0))),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -22,6 +24,7 @@ from cluster.start import local_ray
 logger = logging.getLogger(__name__)
 
 _POLL_TIMEOUT_S: Final = 30.0
+_PROGRESS_INTERVAL_S: Final = 0.25
 _ATTEND_INTERVAL_S: Final = 2.0
 _LONGEST_STOP_S: Final = 60.0
 """The longest time that the controller takes to stop the cluster, in addition to the drain."""
@@ -95,6 +98,7 @@ def running_cluster(
         # Ray installs a SIGTERM handler. Ours is installed after it, and gets signals that were sent meanwhile.
         with local_ray.sigterm_blocked():
             config = local_ray.connect(config)
+            _say(console, "Ray is up")
             at_the_end.enter_context(_disconnect_at_the_end())
             if stop is not None:
                 at_the_end.enter_context(_signals_set(stop))
@@ -160,14 +164,15 @@ class RunningCluster:
         num_events, heard_at_s, was_silent = 0, time.monotonic(), False
         with console.status("starting"):
             while not stop.is_set():
-                done, _ = ray.wait([starting], timeout=0.0)
+                # This wait ends with the start. A wait for the next event would go on after it.
+                done, _ = ray.wait([starting], timeout=_PROGRESS_INTERVAL_S)
                 try:
                     events = call_blocking(self._controller.progress, num_events, timeout_s=_POLL_TIMEOUT_S)
                     heard_at_s = time.monotonic()
                     self._controller.attend.remote()
                     num_events += len(events)
                     for event in events:
-                        console.print(f"  {event}", highlight=False, soft_wrap=True)
+                        _say(console, event)
                     if done:
                         self.addresses = result_of(starting, timeout_s=_POLL_TIMEOUT_S)
                         self.http_addresses = call_blocking(self._controller.http_addresses, timeout_s=_POLL_TIMEOUT_S)
@@ -180,7 +185,7 @@ class RunningCluster:
                     if time.monotonic() - heard_at_s > self._config.start_timeout_s:
                         raise CannotStart(self._silence()) from failed
                     if not was_silent:
-                        console.print("  waiting for a node for the controller, and its environment", highlight=False)
+                        _say(console, "waiting for a node for the controller, and its environment")
                     was_silent = True
         return False
 
@@ -255,6 +260,14 @@ def _sweep(config: ClusterConfig) -> int:
     from cluster.pool.ray_objects.leftovers import sweep
 
     return sweep(config.ray.namespace)
+
+
+def _say(console: Console, event: str) -> None:
+    """Print an event of the start with the seconds since this process has started."""
+    # The second field of the line, the program's name, may have spaces; the start is field 22, in ticks since the boot.
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    elapsed_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    console.print(f"  {elapsed_s:5.1f} s  {event}", highlight=False, soft_wrap=True)
 
 
 def _say_ready(config: ClusterConfig, console: Console, cluster: RunningCluster) -> None:

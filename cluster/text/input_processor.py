@@ -14,6 +14,7 @@ from typing import Final
 
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.request import EngineCoreRequest, PromptEmbeds
+from cluster.access.aims import NO_AIMS, Aims
 from cluster.access.caller import Caller
 from cluster.errors import AdapterNotFound, EngineFailed, ModelNotFound
 from cluster.images.prompt_images import PlacedImages, PromptImages
@@ -48,14 +49,20 @@ class InputProcessor:
         clock: Callable[[], float] = time.monotonic,
         adapters: AdapterDirectory | None = None,
         images: PromptImages | None = None,
+        slo: Aims = NO_AIMS,
     ) -> None:
-        """Keep what requests of the model need. images: None for a model that takes text only"""
+        """Keep what requests of the model need.
+
+        images: None for a model that takes text only
+        slo:    the cluster's aims, for requests that give none and whose token has none
+        """
         self.model = model
         self.tokenizer = tokenizer
         self.images = images
         self.limits = limits or InputLimits()
         self.rules = RequestRules(model, self.limits, tokenizer.largest_token_id)
         self._clock = clock
+        self._slo = slo
         self.adapters = adapters or AdapterDirectory()
 
     async def process(self, request: GenerateRequest, *, is_alone: bool = False) -> EngineCoreRequest:
@@ -98,6 +105,7 @@ class InputProcessor:
             prompt_embeds=await _read_embeds(request.prompt, self.model.dtype),
             mm_features=placed.features,
             encoder_inputs=placed.encoder_inputs,
+            slo=request.caller.aims(request.slo, self._slo),
         )
 
     async def tokenize(self, prompt: Prompt, add_special_tokens: bool | None = None) -> list[int]:

@@ -16,6 +16,7 @@ from cluster.parameters.generation import (
 )
 from cluster.parameters.sampling_options import MAX_INT32
 from cluster.parameters.sampling_rules import Violations, check_sampling
+from cluster.parameters.slo_rules import check_slo
 from cluster.parameters.structured_output_rules import check_structured_output
 from cluster.settings.images import ImageConfig
 from cluster.settings.input_limits import InputLimits
@@ -53,6 +54,7 @@ class RequestRules:
         _check_truncation(request, violations)
         check_images(request, images, violations)
         self.check_token_ids("output_token_ids", request.output_token_ids, violations)
+        check_slo(request.slo, violations)
         check_sampling(request.sampling, self.model.vocab_size, limits, violations)
         has_end = bool(self.model.eos_token_ids)
         check_structured_output(request.sampling, has_end=has_end, limits=limits, violations=violations)

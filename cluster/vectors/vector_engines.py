@@ -50,3 +50,7 @@ class VectorRouter:
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """Do nothing: a vector adds no tokens to what is cached."""
+
+    def on_leave(self, request_id: str) -> None:
+        """Tell the other router."""
+        self.router.on_leave(request_id)

@@ -7,24 +7,28 @@ from contextlib import aclosing
 
 import grpc.aio
 
+from cluster.access.caller import current_caller
 from cluster.api.grpc.conversions.batch import batch_from_proto, sample_to_proto
 from cluster.api.grpc.conversions.generate import request_from_proto, response_to_proto
 from cluster.api.grpc.list_lengths import check_batch, check_generate
 from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
+from cluster.api.shared.explainer import Explainer
 from cluster.requests.serving import Serving
 
 _Context = grpc.aio.ServicerContext[generate_pb2.GenerateRequest, generate_pb2.GenerateResponse]
+_ExplainContext = grpc.aio.ServicerContext[generate_pb2.ExplainRequest, generate_pb2.ExplainResponse]
 _BatchContext = grpc.aio.ServicerContext[generate_pb2.GenerateBatchRequest, generate_pb2.GenerateBatchResponse]
 
 
 class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
-    """The methods that generate output. Errors become statuses in interceptor.py.
+    """The methods that generate output, and that explain where requests went. Errors become statuses in interceptor.py.
 
     A client that cancels, dies or runs out of time cancels the task of its call, which aborts the request.
     """
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, explainer: Explainer) -> None:
         self._serving = serving
+        self._explainer = explainer
 
     async def Generate(self, request: generate_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """Stream a request's output."""
@@ -52,3 +56,18 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         async with aclosing(self._serving.generate_many(batch)) as samples:
             async for sample in samples:
                 await context.write(sample_to_proto(request_id, sample))
+
+    async def Explain(  # noqa: N802
+        self, request: generate_pb2.ExplainRequest, context: _ExplainContext
+    ) -> generate_pb2.ExplainResponse:
+        """Return the records of a request."""
+        del context
+        tenant = request.tenant if request.HasField("tenant") else None
+        found = await self._explainer.explain(request.request_id, tenant, current_caller())
+        return generate_pb2.ExplainResponse(
+            records=[record.to_json().decode() for record in found.records],
+            unanswered=[
+                generate_pb2.UnansweredIngress(ingress=one.ingress, reason=one.reason) for one in found.unanswered
+            ],
+            left_out=found.num_left_out,
+        )

@@ -41,6 +41,7 @@ from cluster.api.protos.raypd.v1 import (
 )
 from cluster.api.shared.admin import ClusterAdmin
 from cluster.api.shared.calls_in_progress import CallsInProgress
+from cluster.api.shared.explainer import Explainer
 from cluster.errors import AddressUnavailable, InvalidConfig
 from cluster.observability.status import ClusterView
 from cluster.requests.serving import Serving
@@ -117,6 +118,7 @@ class IngressServer:
         """Keep what the services use. view: makes a view of the cluster as it is now; admin: the controller"""
         self._serving = serving
         self._admin_service = AdminService(view, admin)
+        self._admin = admin
         self._settings = settings
         self.admin_port: int | None = None
         """The port of AdminService once the server has started, if AdminService has a port of its own."""
@@ -199,7 +201,8 @@ class IngressServer:
 
     def _make_main_server(self) -> grpc.aio.Server:
         server = self._make_server()
-        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving), server)
+        explainer = Explainer(self._serving, self._admin, self._settings.config)
+        generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving, explainer), server)
         embed_pb2_grpc.add_EmbedServiceServicer_to_server(EmbedService(self._serving), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), server)
         if self._settings.config.admin_port is None:

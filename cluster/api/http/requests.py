@@ -78,6 +78,13 @@ class WorkBody(Body):
     timeout: float | None = Field(None, gt=0, le=MAX_TIMEOUT_S)
 
 
+class SloBody(Body):
+    """The aims of a request, in milliseconds: to its first token, and from a token to the next one."""
+
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+
+
 class StreamOptions(Body):
     """Options of a stream.
 
@@ -164,6 +171,7 @@ class GenerationBody(WorkBody):
     use_beam_search: Literal[False] | None = None
     length_penalty: float | None = None
     truncate_prompt_tokens: int | None = None
+    slo: SloBody | None = None
     add_special_tokens: bool | None = None
     truncation_side: Literal["left"] | None = None
     logits_processors: None = None

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from actors.engine_profile import EngineProfile
+from cluster.observability.request_records import FoundRecords, RecordQuery
 from cluster.observability.status import ControllerView
 from cluster.routing.engine_connection import EngineRole
 
@@ -69,3 +70,9 @@ class ClusterAdmin(OperatorVerbs, Protocol):
 
     async def status(self) -> ControllerView:
         """Return what the controller knows. Raises ControllerUnavailable if it does not answer."""
+
+    async def find_records(self, query: RecordQuery) -> FoundRecords:
+        """Ask all other ingresses for the records of a request; each has a deadline, and those that miss it are named.
+
+        Raises ControllerUnavailable.
+        """

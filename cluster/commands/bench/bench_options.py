@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from cluster.bench.arrivals import Lengths, PlannedRequest, arrival_times, plan_random, retimed
+from cluster.bench.objectives import parse_objectives
 from cluster.bench.pairs import MIN_PAIRS
 from cluster.bench.prompts import SharedPrefix
 from cluster.bench.server import base_url_of
-from cluster.bench.slo import parse_objectives
 from cluster.bench.summary import DEFINITIONS
 from cluster.bench.traces import read_trace
 from cluster.errors import InvalidConfig

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -46,7 +47,8 @@ async def run_benchmark(benchmark: Benchmark, credentials: Credentials, token: s
     """Measure, print, and write the JSON file.
 
     token: the bearer token, sent if the credentials have none
-    Raises InvalidConfig before anything is sent, CannotMeasure if a server does not answer as it has to.
+    Raises InvalidConfig before anything is sent, CannotMeasure if a server does not answer as it has to, and, after
+    the figures, if a run had no complete answer.
     """
     targets = [_target(url, benchmark, credentials, token) for url in benchmark.base_urls]
     plans = [benchmark.plan(benchmark.first_seed + pair) for pair in range(_num_pairs(benchmark))]
@@ -56,7 +58,7 @@ async def run_benchmark(benchmark: Benchmark, credentials: Credentials, token: s
             for label, target in zip(_LABELS, targets, strict=False)
         ]
         for server in servers:
-            _refuse_long(plans[0], benchmark, server)
+            _refuse_long(list(itertools.chain(*plans)), benchmark, server)
         vocabulary = await _vocabulary(session, benchmark, servers[0])
         measuring = _Measuring(session, benchmark, vocabulary, console)
         await measuring.warm_up(servers, plans[0])
@@ -69,6 +71,10 @@ async def run_benchmark(benchmark: Benchmark, credentials: Credentials, token: s
     if benchmark.options.json_file is not None:
         _write(benchmark, servers, runs, comparisons)
         console.print(f"written to {benchmark.options.json_file}", highlight=False, soft_wrap=True)
+    for run in runs:
+        if run.summary.num_completed == 0:
+            kinds = ", ".join(run.summary.failures)
+            raise CannotMeasure(f"{run.label}: none of {run.summary.num_failed} requests was answered whole: {kinds}")
 
 
 class _Measuring:
@@ -170,7 +176,7 @@ async def _vocabulary(session: aiohttp.ClientSession, benchmark: Benchmark, serv
 
 
 def _refuse_long(plan: Sequence[PlannedRequest], benchmark: Benchmark, server: _Server) -> None:
-    """Raise InvalidConfig if the model's context is too short for a request of the plan."""
+    """Raise InvalidConfig if the model's context is too short for a planned request of any pair."""
     most = server.model.max_model_len
     prefix = benchmark.options.prefix_len
     lengths = [prefix + request.num_input_tokens + request.num_output_tokens for request in plan]

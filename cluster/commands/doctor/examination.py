@@ -139,10 +139,22 @@ def _budgets(config: ClusterConfig, checkpoint: Checkpoint | None, room: dict[En
     if checkpoint is None:
         return []
     return [
-        check_budget(role.value, checkpoint, config.engine_config(role), free_bytes, is_gpu=is_gpu)
+        check_budget(
+            role.value,
+            checkpoint,
+            config.engine_config(role),
+            free_bytes,
+            is_gpu=is_gpu,
+            num_threads=_num_threads(config, role),
+        )
         for role, (free_bytes, is_gpu) in room.items()
         if config.group(role).count
     ]
+
+
+def _num_threads(config: ClusterConfig, role: EngineRole) -> int:
+    """Return the threads of a rank: Ray gives torch as many as the rank reserves cores, if no setting names them."""
+    return config.engine_config(role).parallel.num_threads or max(1, int(config.group(role).num_cpus))
 
 
 def _room_of(config: ClusterConfig, role: EngineRole, nodes: list[NodeFacts]) -> _Room:

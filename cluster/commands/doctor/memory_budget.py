@@ -78,10 +78,13 @@ def activation_bytes(checkpoint: Checkpoint, engine: EngineConfig) -> int:
     return scheduler.max_num_batched_tokens * per_token * checkpoint.dtype_bytes(engine.model.dtype) + logits
 
 
-def plan_memory(checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *, is_gpu: bool) -> MemoryBudget:
+def plan_memory(
+    checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *, is_gpu: bool, num_threads: int = 1
+) -> MemoryBudget:
     """Return the budget of one rank.
 
     free_bytes: the free memory of the rank's GPU, or the rank's part of the host's free memory
+    num_threads: the threads of a rank that computes on a CPU
     Raises KVCacheTooSmall if too little memory is left for the KV cache, ValueError if the KV heads cannot be shared by
     so many ranks.
     """
@@ -101,6 +104,7 @@ def plan_memory(checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *
         max_model_len=max_model_len,
         free_memory_bytes=left,
         is_gpu=is_gpu,
+        num_threads=num_threads,
     )
     if num_blocks * block_size_bytes > left:
         raise KVCacheTooSmall(
@@ -110,7 +114,9 @@ def plan_memory(checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *
     return MemoryBudget(free_bytes, weights, activations, block_size_bytes, block_size, num_blocks, max_model_len)
 
 
-def check_budget(name: str, checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *, is_gpu: bool) -> Finding:
+def check_budget(
+    name: str, checkpoint: Checkpoint, engine: EngineConfig, free_bytes: int, *, is_gpu: bool, num_threads: int = 1
+) -> Finding:
     """Check whether an engine's memory suffices. name: the engines' role; the other parameters as in plan_memory()"""
     check = f"memory of {name} engines"
     tp_size = engine.parallel.tensor_parallel_size
@@ -118,7 +124,7 @@ def check_budget(name: str, checkpoint: Checkpoint, engine: EngineConfig, free_b
     each = f"each of {tp_size} ranks" if tp_size > 1 else "the engine"
     needs = f"{each} has {gib(free_bytes)} and needs {gib(weights)} for weights"
     try:
-        budget = plan_memory(checkpoint, engine, free_bytes, is_gpu=is_gpu)
+        budget = plan_memory(checkpoint, engine, free_bytes, is_gpu=is_gpu, num_threads=num_threads)
     except KVCacheTooSmall as error:
         return failure(check, f"{needs}; {error}", _what_fits(checkpoint, engine, free_bytes, is_gpu=is_gpu))
     except ValueError as error:

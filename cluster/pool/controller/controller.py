@@ -25,6 +25,7 @@ from actors.process.log_lines import write_log_lines
 from actors.process.ray_calls import RayCallFailed
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
+from cluster.observability.request_records import FoundRecords, RecordQuery
 from cluster.observability.status import ControllerView
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.controller.first_start import FirstStart, warn_of_lost_stores
@@ -207,8 +208,8 @@ class Controller:
     # -- what operators ask for ----------------------------------------------------------------------------------
 
     async def progress(self, after: int) -> list[str]:
-        """Return the events of the start after the first `after` ones; wait for a while if there is none yet."""
-        return await self._fleet.progress.after(after)
+        """Return the events of the start after the first `after` ones."""
+        return self._fleet.progress.after(after)
 
     async def addresses(self) -> list[str]:
         """Return host:port of the gRPC API of every open ingress."""
@@ -226,6 +227,11 @@ class Controller:
         return ControllerView(
             engines, self._journal.decisions, self._ingresses.views(), "" if update is None else str(update)
         )
+
+    async def find_records(self, query: RecordQuery, asker: str) -> FoundRecords:
+        """Ask every ingress but the asker for the records of a request."""
+        await self._settle()
+        return await self._ingresses.find_records(query, asker)
 
     async def operate(self, verb: str, *arguments: Any, **options: Any) -> Any:
         """Call the method of OperatorVerbs that `verb` names, with these arguments, and return its result."""

@@ -62,7 +62,9 @@ class FirstStart:
                 break
             await self._wait_for_news(_MAX_WAIT_S)
         roles = {engine.role for engine in self._fleet if engine.ready is not None}
-        if EngineRole.BOTH not in roles and not {EngineRole.PREFILL, EngineRole.DECODE} <= roles:
+        # Any one engine could serve alone. But a cluster that is to have both roles must not begin without one of them.
+        needed = {EngineRole.PREFILL, EngineRole.DECODE} & {engine.role for engine in self._fleet}
+        if EngineRole.BOTH not in roles and not (needed and needed <= roles):
             pending = [engine for engine in self._fleet if engine.state is EngineState.PENDING]
             reasons = "; ".join(f"{engine.engine_id}: {engine.missing()}" for engine in pending)
             raise CannotPlace(f"no room for {len(pending)} of {len(list(self._fleet))} engines: {reasons}")

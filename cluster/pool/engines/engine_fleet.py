@@ -201,7 +201,8 @@ class EngineFleet:
         await self.publish(self.membership.with_draining(*engine.key))
 
     async def set_role(self, engine: EngineIncarnation, role: EngineRole) -> None:
-        """Change an engine's role and publish the new membership; see role_change.py."""
+        """Change an engine's role and publish the new membership; see role_change.py. Raises EngineRefused."""
+        await engine.set_role(role)
         self.roles[engine.slot] = role
         membership = change_role(engine, role, self.membership)
         self._journal.add(f"let {engine.engine_id} serve as {role.value}: asked for")

@@ -157,13 +157,18 @@ class EngineIncarnation:
             resources=group.resources or None,
             scheduling_strategy=self._placement.strategy(),
         )
-        self._actor = actor.remote(config.engine_config(self.slot.role), self.engine_id, self.incarnation, resources)
+        settings = config.engine_config(self.slot.role).model_copy(update={"role": self.role.value})
+        self._actor = actor.remote(settings, self.engine_id, self.incarnation, resources)
         await self.wait_loaded(say)
 
     async def reset_prefix_cache(self, *, preempt: bool) -> bool:
         """Empty the engine's prefix cache. Returns whether that was possible. Raises EngineRefused."""
         is_reset: bool = await self._ask_for(self._actor.reset_prefix_cache, preempt, timeout_s=_STOP_TIMEOUT_S)
         return is_reset
+
+    async def set_role(self, role: EngineRole) -> None:
+        """Let the engine mix as much prefill into its steps as a role does. Raises EngineRefused."""
+        await self._ask_for(self._actor.set_role, role.value, timeout_s=_STOP_TIMEOUT_S)
 
     async def profile(self, duration_s: float, *, with_trace: bool) -> EngineProfile:
         """Run the profiler in the engine for duration_s seconds. Raises EngineRefused."""
@@ -338,6 +343,9 @@ class EngineIncarnation:
             model_version=self.model_version,
             attention_backend=self.ready.facts.attention_backend if self.ready else "",
             attention_reason=self.ready.facts.attention_reason if self.ready else "",
+            linear_layers=self.ready.facts.linear_layers if self.ready else "",
+            cpu_threads=self.ready.facts.cpu_threads if self.ready else "",
+            cuda_graphs=self.ready.facts.cuda_graphs if self.ready else "",
             stats=self._health.stats if self._health else None,
             stats_at_s=self._health_at_s,
         )

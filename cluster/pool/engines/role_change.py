@@ -1,11 +1,13 @@
 """The change of an engine's role while the engine runs (`raypd set-role`).
 
-The engine itself is not told about its role: every request tells it what to do. Only the routers of ingresses use the
-role, so a change of a role is a new version of the membership:
+Every engine can prefill and decode, and every request tells it what to do. Its role is a preference: the routers of
+ingresses use it, and the engine itself, whose steps mix as much prefill into decodes as the role allows
+(actors/core/steps/chunk_budget.py). So a change of a role is:
 
 1. `raypd set-role` calls the AdminService of an ingress, which calls Operations.set_role() in the controller.
-2. EngineFleet.set_role() changes the role, saves it for a later controller, and publishes the membership.
-3. At each ingress, SessionPool.update() gives the engine's session the new descriptor, and the router uses the new role
+2. EngineFleet.set_role() tells the engine. If the engine does not answer, the change fails, and nothing has changed.
+3. EngineFleet.set_role() changes the role, saves it for a later controller, and publishes the membership.
+4. At each ingress, SessionPool.update() gives the engine's session the new descriptor, and the router uses the new role
    from the next request on. Requests that have begun go on unchanged.
 
 Later engines of the same slot serve in the new role as well, until the role is changed again.

@@ -17,7 +17,8 @@ from actors.model_facts import ModelFacts
 from actors.process.ray_calls import FailureKind, RayCallFailed, call
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
-from cluster.observability.status import IngressView
+from cluster.observability.request_records import FoundRecords, RecordQuery, UnansweredIngress
+from cluster.observability.status import IngressView, ingress_name
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation, SavedIngress
 from cluster.pool.ingresses.ingress_starter import IngressStarter
@@ -32,6 +33,8 @@ from cluster.sessions.cluster_membership import Membership, ServedModel
 logger = logging.getLogger(__name__)
 
 _CALL_TIMEOUT_S: Final = 30.0
+_RECORDS_TIMEOUT_S: Final = 2.0
+_MAX_REASON_CHARS: Final = 300
 _PROOF_TIMEOUT_S: Final = 150.0
 _MAX_DEATHS_OF_ONE_PROOF: Final = 3
 
@@ -89,6 +92,21 @@ class IngressFleet:
     def views(self) -> tuple[IngressView, ...]:
         """Return the status of each ingress, and of each wanted number without one."""
         return self._table.views(self._starter.wanted.numbers)
+
+    async def find_records(self, query: RecordQuery, asker: str) -> FoundRecords:
+        """Ask every ingress but the asker for the records of a request; those that do not answer in time are named.
+
+        asker: the name of the ingress that asks
+        """
+        asked = [one for one in self._table.begun() if one.is_open and one.name != asker]
+        answers = await asyncio.gather(*(_records_of(ingress, query) for ingress in asked))
+        unanswered = [answer for answer in answers if isinstance(answer, UnansweredIngress)]
+        for view in self.views():
+            if (ingress := self._table.by_number.get(view.number)) is None or not ingress.is_open:
+                reason = f"it is {view.state}{': ' if view.last_error else ''}{view.last_error}"
+                unanswered.append(UnansweredIngress(ingress_name(view.number), reason[:_MAX_REASON_CHARS]))
+        found = [data for answer in answers if not isinstance(answer, UnansweredIngress) for data in answer]
+        return FoundRecords(tuple(found), tuple(unanswered))
 
     # -- starting ------------------------------------------------------------------------------------------------
 
@@ -232,3 +250,11 @@ class IngressFleet:
         self._starter.cancel()
         ingresses, self._table.by_number = list(self._table.by_number.values()), {}
         await asyncio.gather(*(one.end(grace_s) for one in ingresses), *self._acting, return_exceptions=True)
+
+
+async def _records_of(ingress: IngressIncarnation, query: RecordQuery) -> list[bytes] | UnansweredIngress:
+    try:
+        found: list[bytes] = await call(ingress.actor.find_records, query, timeout_s=_RECORDS_TIMEOUT_S)
+    except RayCallFailed as failed:
+        return UnansweredIngress(ingress.name, one_line(failed).splitlines()[0][:_MAX_REASON_CHARS])
+    return found

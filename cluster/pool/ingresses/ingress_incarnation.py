@@ -10,7 +10,7 @@ from actors.model_facts import ModelFacts
 from actors.process.ray_calls import RayCallFailed, call
 from cluster.api.ingress_actor import IngressHealth
 from cluster.api.shared.ports import IngressPorts
-from cluster.observability.status import IngressView
+from cluster.observability.status import IngressView, ingress_name
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_slots import SlotHistory
 from cluster.pool.ray_objects.head_probe import HeadProbe
@@ -63,6 +63,11 @@ class IngressIncarnation:
     """Whether the event loop of the ingress was busy with one callback at the last health check."""
     _heartbeat: Heartbeat = field(default_factory=Heartbeat)
     _longest_busy_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name by which the ingress introduces itself."""
+        return ingress_name(self.number)
 
     # -- calls of its actor --------------------------------------------------------------------------------------
 
@@ -146,6 +151,7 @@ class IngressIncarnation:
             last_error=last_error,
             num_requests=self.health.num_requests,
             busy_s=self.health.busy_s if self.is_busy else 0.0,
+            routing=self.health.routing,
         )
 
     def address(self, ports: IngressPorts | None, host: str) -> str:

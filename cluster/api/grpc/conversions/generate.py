@@ -10,6 +10,7 @@ from typing import Any, Final
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from actors.core.requests.sampling_params import StructuredOutputParams
+from cluster.access.aims import AIMS, Aims
 from cluster.api.protos.raypd.v1 import generate_pb2, model_pb2
 from cluster.parameters.generation import (
     ChatMessage,
@@ -66,6 +67,7 @@ async def request_from_proto(
         output_token_ids=tuple(await token_ids_from_proto(message.output_token_ids)),
         model_version=message.model_version,
         cache_salt=message.cache_salt,
+        slo=Aims(**{name: getattr(message.slo, name) for name in AIMS if message.slo.HasField(name)}),
         truncate_prompt_tokens=message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None,
         add_special_tokens=message.add_special_tokens if message.HasField("add_special_tokens") else None,
         images=tuple(_image(image) for image in message.images),

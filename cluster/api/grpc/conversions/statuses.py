@@ -24,6 +24,8 @@ from cluster.errors import (
     Overloaded,
     PermissionDenied,
     ReaderTooSlow,
+    RecordNotFound,
+    RecordsAreOff,
     SecretIsInFile,
     Unauthenticated,
     UnknownEngine,
@@ -61,9 +63,9 @@ def status_of(error: ClusterError) -> ErrorStatus:
             return ErrorStatus(code.INVALID_ARGUMENT, message)
         case AdapterNotFound():
             return ErrorStatus(code.NOT_FOUND, message, (_bad_request(error),))
-        case ModelNotFound() | UnknownEngine() | UnknownNode():
+        case ModelNotFound() | UnknownEngine() | UnknownNode() | RecordNotFound():
             return ErrorStatus(code.NOT_FOUND, message)
-        case EngineRefused() | SecretIsInFile():
+        case EngineRefused() | SecretIsInFile() | RecordsAreOff():
             return ErrorStatus(code.FAILED_PRECONDITION, message)
         case Unauthenticated():
             return ErrorStatus(code.UNAUTHENTICATED, message)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from cluster.access.aims import NO_AIMS, Aims
 from cluster.api.http.openai.logprob_texts import TokenTexts
 from cluster.api.http.requests import GenerationBody, WorkBody
 from cluster.api.http.responses import PromptTokensDetails, Usage
@@ -78,6 +79,7 @@ def request_of(
         sampling=sampling,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        slo=NO_AIMS if body.slo is None else Aims(**body.slo.model_dump()),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         add_special_tokens=body.add_special_tokens,
     )

@@ -146,7 +146,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "migrations", "models", "update")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "migrations", "models", "update", "routing")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class GetStatusResponse(_message.Message):
     MIGRATIONS_FIELD_NUMBER: _ClassVar[int]
     MODELS_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
     model: str
     server_version: str
     membership_version: int
@@ -171,7 +172,31 @@ class GetStatusResponse(_message.Message):
     migrations: int
     models: _containers.RepeatedCompositeFieldContainer[ModelVersionStatus]
     update: str
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., migrations: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ...) -> None: ...
+    routing: RoutingStatus
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., migrations: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ..., routing: _Optional[_Union[RoutingStatus, _Mapping]] = ...) -> None: ...
+
+class RoutingStatus(_message.Message):
+    __slots__ = ("window_seconds", "requests", "requests_by_way", "regret", "regret_since_start", "ttft_error")
+    class RequestsByWayEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    WINDOW_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_BY_WAY_FIELD_NUMBER: _ClassVar[int]
+    REGRET_FIELD_NUMBER: _ClassVar[int]
+    REGRET_SINCE_START_FIELD_NUMBER: _ClassVar[int]
+    TTFT_ERROR_FIELD_NUMBER: _ClassVar[int]
+    window_seconds: float
+    requests: int
+    requests_by_way: _containers.ScalarMap[str, int]
+    regret: float
+    regret_since_start: float
+    ttft_error: float
+    def __init__(self, window_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., requests_by_way: _Optional[_Mapping[str, int]] = ..., regret: _Optional[float] = ..., regret_since_start: _Optional[float] = ..., ttft_error: _Optional[float] = ...) -> None: ...
 
 class ModelVersionStatus(_message.Message):
     __slots__ = ("version", "directory", "engines", "requests", "last_error")
@@ -188,7 +213,7 @@ class ModelVersionStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., directory: _Optional[str] = ..., engines: _Optional[int] = ..., requests: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class IngressStatus(_message.Message):
-    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests", "http_address", "busy_seconds")
+    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests", "http_address", "busy_seconds", "routing")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +223,7 @@ class IngressStatus(_message.Message):
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
     number: int
     incarnation: int
     state: str
@@ -207,7 +233,8 @@ class IngressStatus(_message.Message):
     requests: int
     http_address: str
     busy_seconds: float
-    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ..., http_address: _Optional[str] = ..., busy_seconds: _Optional[float] = ...) -> None: ...
+    routing: RoutingStatus
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ..., http_address: _Optional[str] = ..., busy_seconds: _Optional[float] = ..., routing: _Optional[_Union[RoutingStatus, _Mapping]] = ...) -> None: ...
 
 class RefusedPair(_message.Message):
     __slots__ = ("prefill_engine", "decode_engine", "reason")
@@ -220,7 +247,7 @@ class RefusedPair(_message.Message):
     def __init__(self, prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "spec_decoding", "adapters", "embeddings", "attention_backend", "attention_reason")
+    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "spec_decoding", "adapters", "embeddings", "attention_backend", "attention_reason", "step_costs", "linear_layers", "cpu_threads", "cuda_graphs")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +267,10 @@ class EngineStatus(_message.Message):
     EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_BACKEND_FIELD_NUMBER: _ClassVar[int]
     ATTENTION_REASON_FIELD_NUMBER: _ClassVar[int]
+    STEP_COSTS_FIELD_NUMBER: _ClassVar[int]
+    LINEAR_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    CPU_THREADS_FIELD_NUMBER: _ClassVar[int]
+    CUDA_GRAPHS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: int
     role: str
@@ -259,7 +290,52 @@ class EngineStatus(_message.Message):
     embeddings: EmbeddingStatus
     attention_backend: str
     attention_reason: str
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., spec_decoding: _Optional[_Union[SpecDecodingStatus, _Mapping]] = ..., adapters: _Optional[_Union[AdapterStatus, _Mapping]] = ..., embeddings: _Optional[_Union[EmbeddingStatus, _Mapping]] = ..., attention_backend: _Optional[str] = ..., attention_reason: _Optional[str] = ...) -> None: ...
+    step_costs: StepCosts
+    linear_layers: str
+    cpu_threads: str
+    cuda_graphs: str
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., spec_decoding: _Optional[_Union[SpecDecodingStatus, _Mapping]] = ..., adapters: _Optional[_Union[AdapterStatus, _Mapping]] = ..., embeddings: _Optional[_Union[EmbeddingStatus, _Mapping]] = ..., attention_backend: _Optional[str] = ..., attention_reason: _Optional[str] = ..., step_costs: _Optional[_Union[StepCosts, _Mapping]] = ..., linear_layers: _Optional[str] = ..., cpu_threads: _Optional[str] = ..., cuda_graphs: _Optional[str] = ...) -> None: ...
+
+class StepCosts(_message.Message):
+    __slots__ = ("seconds_by_feature", "is_sure", "steps", "drifts", "residuals", "origin", "age_seconds")
+    class SecondsByFeatureEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    SECONDS_BY_FEATURE_FIELD_NUMBER: _ClassVar[int]
+    IS_SURE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRIFTS_FIELD_NUMBER: _ClassVar[int]
+    RESIDUALS_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds_by_feature: _containers.ScalarMap[str, float]
+    is_sure: bool
+    steps: int
+    drifts: int
+    residuals: _containers.RepeatedCompositeFieldContainer[StepErrors]
+    origin: str
+    age_seconds: float
+    def __init__(self, seconds_by_feature: _Optional[_Mapping[str, float]] = ..., is_sure: _Optional[bool] = ..., steps: _Optional[int] = ..., drifts: _Optional[int] = ..., residuals: _Optional[_Iterable[_Union[StepErrors, _Mapping]]] = ..., origin: _Optional[str] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+
+class StepErrors(_message.Message):
+    __slots__ = ("kind", "steps", "low", "median", "high", "median_size")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    MEDIAN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    steps: int
+    low: float
+    median: float
+    high: float
+    median_size: float
+    def __init__(self, kind: _Optional[str] = ..., steps: _Optional[int] = ..., low: _Optional[float] = ..., median: _Optional[float] = ..., high: _Optional[float] = ..., median_size: _Optional[float] = ...) -> None: ...
 
 class EmbeddingStatus(_message.Message):
     __slots__ = ("received", "failed", "sent", "not_sent")
@@ -288,7 +364,7 @@ class AdapterStatus(_message.Message):
     def __init__(self, loaded: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., loads: _Optional[int] = ..., failed_loads: _Optional[int] = ..., evictions: _Optional[int] = ...) -> None: ...
 
 class EngineLoad(_message.Message):
-    __slots__ = ("running", "waiting", "waiting_for_remote_kvs", "held", "blocks", "free_blocks", "preemptions", "prompt_tokens", "output_tokens", "steps", "prefix_queried_tokens", "prefix_cached_tokens", "prefix_loaded_tokens", "late_completions")
+    __slots__ = ("running", "waiting", "waiting_for_remote_kvs", "held", "blocks", "free_blocks", "preemptions", "prompt_tokens", "output_tokens", "steps", "prefix_queried_tokens", "prefix_cached_tokens", "prefix_loaded_tokens", "late_completions", "replayed_steps")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_REMOTE_KVS_FIELD_NUMBER: _ClassVar[int]
@@ -303,6 +379,7 @@ class EngineLoad(_message.Message):
     PREFIX_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_LOADED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LATE_COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_STEPS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     waiting_for_remote_kvs: int
@@ -317,7 +394,8 @@ class EngineLoad(_message.Message):
     prefix_cached_tokens: int
     prefix_loaded_tokens: int
     late_completions: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_for_remote_kvs: _Optional[int] = ..., held: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., prefix_loaded_tokens: _Optional[int] = ..., late_completions: _Optional[int] = ...) -> None: ...
+    replayed_steps: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., waiting_for_remote_kvs: _Optional[int] = ..., held: _Optional[int] = ..., blocks: _Optional[int] = ..., free_blocks: _Optional[int] = ..., preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., output_tokens: _Optional[int] = ..., steps: _Optional[int] = ..., prefix_queried_tokens: _Optional[int] = ..., prefix_cached_tokens: _Optional[int] = ..., prefix_loaded_tokens: _Optional[int] = ..., late_completions: _Optional[int] = ..., replayed_steps: _Optional[int] = ...) -> None: ...
 
 class TransferStatus(_message.Message):
     __slots__ = ("sent_bytes", "received_bytes", "sent_chunks", "received_chunks", "completed", "failed", "cancelled", "retries", "stalls", "corrupt_chunks", "links_lost", "mean_transfer_seconds", "mean_exposed_seconds", "active", "pinned_blocks", "oldest_pin_seconds", "dropped_messages")

@@ -51,8 +51,34 @@ REQUEST_STATUS_FINISHED_ABORTED: RequestStatus
 REQUEST_STATUS_FINISHED_IGNORED: RequestStatus
 REQUEST_STATUS_FINISHED_ERROR: RequestStatus
 
+class ExplainRequest(_message.Message):
+    __slots__ = ("request_id", "tenant")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+
+class ExplainResponse(_message.Message):
+    __slots__ = ("records", "unanswered", "left_out")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    UNANSWERED_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedScalarFieldContainer[str]
+    unanswered: _containers.RepeatedCompositeFieldContainer[UnansweredIngress]
+    left_out: int
+    def __init__(self, records: _Optional[_Iterable[str]] = ..., unanswered: _Optional[_Iterable[_Union[UnansweredIngress, _Mapping]]] = ..., left_out: _Optional[int] = ...) -> None: ...
+
+class UnansweredIngress(_message.Message):
+    __slots__ = ("ingress", "reason")
+    INGRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ingress: str
+    reason: str
+    def __init__(self, ingress: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "prompt_embeds", "sampling_params", "priority", "output_token_ids", "cache_salt", "model_version", "lora_name", "lora_digest", "images", "truncate_prompt_tokens", "add_special_tokens")
+    __slots__ = ("request_id", "model", "text", "token_ids", "chat", "prompt_embeds", "sampling_params", "priority", "output_token_ids", "cache_salt", "model_version", "lora_name", "lora_digest", "images", "truncate_prompt_tokens", "add_special_tokens", "slo")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +95,7 @@ class GenerateRequest(_message.Message):
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SLO_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -85,7 +112,16 @@ class GenerateRequest(_message.Message):
     images: _containers.RepeatedCompositeFieldContainer[Image]
     truncate_prompt_tokens: int
     add_special_tokens: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: _Optional[bool] = ...) -> None: ...
+    slo: Slo
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., prompt_embeds: _Optional[_Union[PromptEmbeds, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., output_token_ids: _Optional[_Iterable[int]] = ..., cache_salt: _Optional[str] = ..., model_version: _Optional[int] = ..., lora_name: _Optional[str] = ..., lora_digest: _Optional[str] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., truncate_prompt_tokens: _Optional[int] = ..., add_special_tokens: _Optional[bool] = ..., slo: _Optional[_Union[Slo, _Mapping]] = ...) -> None: ...
+
+class Slo(_message.Message):
+    __slots__ = ("ttft_ms", "itl_ms")
+    TTFT_MS_FIELD_NUMBER: _ClassVar[int]
+    ITL_MS_FIELD_NUMBER: _ClassVar[int]
+    ttft_ms: float
+    itl_ms: float
+    def __init__(self, ttft_ms: _Optional[float] = ..., itl_ms: _Optional[float] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("data", "data_uri")

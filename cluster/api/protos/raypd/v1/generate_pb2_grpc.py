@@ -45,6 +45,11 @@ class GenerateServiceStub:
                 request_serializer=raypd_dot_v1_dot_generate__pb2.GenerateBatchRequest.SerializeToString,
                 response_deserializer=raypd_dot_v1_dot_generate__pb2.GenerateBatchResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/raypd.v1.GenerateService/Explain',
+                request_serializer=raypd_dot_v1_dot_generate__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=raypd_dot_v1_dot_generate__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class GenerateServiceServicer:
@@ -74,6 +79,17 @@ class GenerateServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Explain(self, request, context):
+        """Explain returns the records of one request, in flight or among the last ones: why it went to its engines, and what
+        came true, whichever ingress served it. It answers within a few seconds, and names ingresses that did not answer.
+        A token sees the requests of its tenant; one with `admin: true` sees all.
+        Status codes: INVALID_ARGUMENT, NOT_FOUND (the id is unknown, its record is no longer kept, or the request is not
+        the caller's), FAILED_PRECONDITION (the cluster keeps no records), RESOURCE_EXHAUSTED (the token's limits).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerateServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -86,6 +102,11 @@ def add_GenerateServiceServicer_to_server(servicer, server):
                     servicer.GenerateBatch,
                     request_deserializer=raypd_dot_v1_dot_generate__pb2.GenerateBatchRequest.FromString,
                     response_serializer=raypd_dot_v1_dot_generate__pb2.GenerateBatchResponse.SerializeToString,
+            ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=raypd_dot_v1_dot_generate__pb2.ExplainRequest.FromString,
+                    response_serializer=raypd_dot_v1_dot_generate__pb2.ExplainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -143,6 +164,33 @@ class GenerateService:
             '/raypd.v1.GenerateService/GenerateBatch',
             raypd_dot_v1_dot_generate__pb2.GenerateBatchRequest.SerializeToString,
             raypd_dot_v1_dot_generate__pb2.GenerateBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/raypd.v1.GenerateService/Explain',
+            raypd_dot_v1_dot_generate__pb2.ExplainRequest.SerializeToString,
+            raypd_dot_v1_dot_generate__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,113 @@
+"""Explains where a request went and why: finds its records at all ingresses, for those who may see the request.
+
+A tenant may see its own requests, and an operator all of them. Another tenant's request gets the same answer as one
+that never was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import reprlib
+from dataclasses import dataclass
+from typing import Final
+
+from cluster.access.caller import Caller
+from cluster.api.shared.admin import ClusterAdmin
+from cluster.errors import ControllerUnavailable, FieldViolation, InvalidRequest, RecordNotFound, RecordsAreOff
+from cluster.observability.request_records import FoundRecords, RecordQuery, UnansweredIngress
+from cluster.requests.serving import Serving
+from cluster.routing.request_record import RequestRecord
+from cluster.settings.ingress import IngressConfig
+
+_TIMEOUT_S: Final = 5.0
+_MAX_AT_ONCE: Final = 4
+"""The most searches at other ingresses at a time."""
+_MAX_RECORDS: Final = 64
+_MAX_BYTES: Final = 1 << 20
+_MAX_TENANT_CHARS: Final = 64
+_OTHERS: Final = "all other ingresses"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The records of one request and of its samples, by arrival; a request that was resumed has one at each ingress.
+
+    unanswered:   the ingresses that may have further records and did not answer
+    num_left_out: how many records were found beside those that fit into an answer
+    """
+
+    records: tuple[RequestRecord, ...]
+    unanswered: tuple[UnansweredIngress, ...] = ()
+    num_left_out: int = 0
+
+
+class Explainer:
+    """Finds records for the callers of one ingress. It belongs to one event loop."""
+
+    def __init__(self, serving: Serving, admin: ClusterAdmin, settings: IngressConfig) -> None:
+        """admin: asks the other ingresses; settings: the same at every ingress"""
+        self._serving = serving
+        self._admin = admin
+        self._settings = settings
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    async def explain(self, request_id: str, tenant: str | None, caller: Caller) -> Explanation:
+        """Return the records of a request. The call takes 5 seconds at most, whatever ingresses do not answer.
+
+        tenant: whose request it is; None: the caller's own, and for an operator anybody's
+        Raises InvalidRequest, RecordsAreOff, RecordNotFound, AllowanceSpent.
+        """
+        self._check(request_id, tenant)
+        caller.allowance.take_request()
+        if self._serving.records.is_off:
+            raise RecordsAreOff
+        if not caller.may_administer:
+            if tenant not in (None, caller.tenant):
+                raise self._not_found(request_id, ())
+            tenant = caller.tenant
+        query = RecordQuery(request_id, tenant)
+        here = self._serving.find_records(query)
+        elsewhere = await self._ask_others(query)
+        records = sorted(map(RequestRecord.from_bytes, (*here, *elsewhere.records)), key=lambda one: one.arrived_at_s)
+        if not records:
+            raise self._not_found(request_id, elsewhere.unanswered)
+        kept = _that_fit(records)
+        return Explanation(tuple(kept), elsewhere.unanswered, len(records) - len(kept))
+
+    async def _ask_others(self, query: RecordQuery) -> FoundRecords:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S), self._turns:
+                return await self._admin.find_records(query)
+        except TimeoutError:
+            reason = f"no answer within {_TIMEOUT_S:g} s"
+        except ControllerUnavailable as error:
+            reason = str(error)
+        return FoundRecords(unanswered=(UnansweredIngress(_OTHERS, reason),))
+
+    def _check(self, request_id: str, tenant: str | None) -> None:
+        most = self._settings.limits.max_request_id_chars
+        if not 0 < len(request_id) <= most or not (request_id.isascii() and request_id.isprintable()):
+            allowed = f"1 to {most} printable ASCII characters"
+            raise InvalidRequest(FieldViolation("request_id", reprlib.repr(request_id), allowed))
+        if tenant is not None and len(tenant) > _MAX_TENANT_CHARS:
+            allowed = f"at most {_MAX_TENANT_CHARS} characters"
+            raise InvalidRequest(FieldViolation("tenant", reprlib.repr(tenant), allowed))
+
+    def _not_found(self, request_id: str, unanswered: tuple[UnansweredIngress, ...]) -> RecordNotFound:
+        settings = self._settings
+        kept = (
+            f"Each ingress keeps those of its last {settings.max_request_records} requests "
+            f"(ingress.max_request_records), in {settings.request_records_mib} MiB at most "
+            "(ingress.request_records_mib)"
+        )
+        return RecordNotFound(request_id, kept, list(map(str, unanswered)))
+
+
+def _that_fit(records: list[RequestRecord]) -> list[RequestRecord]:
+    kept, size_bytes = [], 0
+    for record in records[:_MAX_RECORDS]:
+        size_bytes += len(record.to_bytes())
+        if size_bytes > _MAX_BYTES:
+            break
+        kept.append(record)
+    return kept

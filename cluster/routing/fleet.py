@@ -1,0 +1,142 @@
+"""Keeps the engines of one snapshot in arrays, so that those worth comparing are found among a thousand quickly.
+
+The engines are grouped by the facts that decide whether two of them can exchange KV; all pairs of two groups can, or
+none can. For each use, computing prompts, decoding, or both, an array has the cost of a usual request at each engine of
+a group, without the wait in its queue. The arrays change as the load book does, an engine at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, Generic
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.routing.base import EngineT
+from cluster.routing.engine_connection import EngineKey, EngineRole
+from cluster.routing.load_book import EngineWork, LoadBook
+from cluster.routing.pairing import find_refusal
+from cluster.routing.route_cost import RequestFacts, decode_cost, prompt_cost
+
+NUM_CANDIDATES: Final = 2
+"""The engines compared for each use, besides those that have the prefix: the cheapest one, and others drawn."""
+
+
+_TINY: Final = 1e-6 / (1 << 31)
+
+
+class Use(IntEnum):
+    """The part of a request that an engine is to do."""
+
+    PROMPT = 0
+    DECODE = 1
+    ALONE = 2
+
+
+class EngineGroup(Generic[EngineT]):
+    """The engines that can exchange KV with the same engines."""
+
+    def __init__(self, engines: Sequence[EngineT], works: Sequence[EngineWork]) -> None:
+        """Take the engines and their works, in the same order."""
+        self.engines, self.works = list(engines), list(works)
+        self.consumers: list[EngineGroup[EngineT]] = []
+        """The groups that this one can hand over to; itself, too."""
+        self._queue_end_s = np.zeros(len(engines))
+        self._rest_s: npt.NDArray[np.float64] = np.full((len(Use), len(engines)), np.inf)
+        self._draw = len(engines)
+        roles = [engine.descriptor.role for engine in engines]
+        self.members: list[list[int]] = [
+            [index for index, role in enumerate(roles) if role.computes_prompts],
+            [index for index, role in enumerate(roles) if role.generates],
+            list(range(len(engines))),
+        ]
+        """For each use the numbers of the engines that are for it."""
+        self.is_for = [
+            [role.computes_prompts for role in roles],
+            [role.generates for role in roles],
+            [True] * len(roles),
+        ]
+        self.ranks = [engine.descriptor.handoff_rank for engine in engines]
+
+    def update(self, index: int, usual: RequestFacts) -> None:
+        """Compute the costs of a usual request at an engine again. usual: the request"""
+        work = self.works[index]
+        assert work.prediction is not None, "engines without predictions are not compared by cost"
+        self._queue_end_s[index] = work.queue_end_s
+        prompt, decode = prompt_cost(usual, work, work.prediction, 0), decode_cost(usual, work, work.prediction)
+        prompt_s = prompt.seconds + prompt.inflicted_s
+        decode_s = decode.seconds + decode.inflicted_s + decode.blocks_wait_s
+        # Of engines that cost the same, each is the cheapest one for a while: the next change of its work draws again.
+        self._draw = (self._draw * 1103515245 + 12345) % (1 << 31)
+        alike = 1 + _TINY * self._draw
+        self._rest_s[Use.ALONE, index] = (prompt_s + decode_s) * alike
+        self._rest_s[Use.PROMPT, index] = prompt_s * alike if self.is_for[Use.PROMPT][index] else np.inf
+        self._rest_s[Use.DECODE, index] = decode_s * alike if self.is_for[Use.DECODE][index] else np.inf
+
+    def candidates(self, now_s: float, draw: int) -> list[list[int]]:
+        """Return, for each use, the numbers of the engines to compare: the cheapest one, and drawn ones.
+
+        draw: a random number
+        """
+        num_compared = NUM_CANDIDATES
+        if max(map(len, self.members)) <= num_compared:
+            return [list(members) for members in self.members]
+        cheapest = (np.maximum(self._queue_end_s, now_s) + self._rest_s).argmin(axis=1).tolist()
+        found: list[list[int]] = []
+        for members, first in zip(self.members, cheapest, strict=True):
+            chosen = [first] if members else []
+            for number in range(1, num_compared if members else 0):
+                drawn = members[(draw >> (16 * number)) % len(members)]
+                if drawn not in chosen:
+                    chosen.append(drawn)
+            found.append(chosen)
+        return found
+
+
+class Fleet(Generic[EngineT]):
+    """The engines of one snapshot."""
+
+    def __init__(self, engines: Sequence[EngineT], book: LoadBook, usual: RequestFacts) -> None:
+        """Group the engines. Those of role `encode` are left out.
+
+        usual: a request of the usual size, at whose cost engines are compared before any is looked at closely
+        """
+        self.usual = usual
+        self._unsure: set[EngineKey] = set()
+        by_kind: dict[object, list[EngineT]] = {}
+        for engine in engines:
+            descriptor = engine.descriptor
+            if descriptor.role is not EngineRole.ENCODE:
+                by_kind.setdefault((descriptor.model_version, descriptor.pairing), []).append(engine)
+        self.groups = [
+            EngineGroup(group, [book.work_of(engine.descriptor) for engine in group]) for group in by_kind.values()
+        ]
+        for producers in self.groups:
+            for consumers in self.groups:
+                one, other = producers.engines[0].descriptor, consumers.engines[0].descriptor
+                if find_refusal(one, other) is None:
+                    producers.consumers.append(consumers)
+        self.positions: dict[EngineKey, tuple[EngineGroup[EngineT], int]] = {}
+        """The group of each engine, and its number there."""
+        for group in self.groups:
+            for index, engine in enumerate(group.engines):
+                self.positions[engine.descriptor.key] = group, index
+                self.update(group.works[index])
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the steps of each engine can be predicted."""
+        return not self._unsure
+
+    def update(self, work: EngineWork) -> None:
+        """Take in that an engine's work has changed."""
+        position = self.positions.get(work.key)
+        if position is not None:
+            group, index = position
+            if work.prediction is None:
+                self._unsure.add(work.key)
+            else:
+                self._unsure.discard(work.key)
+                group.update(index, self.usual)

@@ -1,0 +1,347 @@
+"""Keeps, for each engine, the work that it has: its newest report, and what this ingress has sent there since.
+
+An engine reports twice a second over its session, whether the controller lives or not. A report says how many of this
+ingress's requests it counts; the later ones are added here, with the work that was predicted when they were sent. A
+request that has left the engine since the report is deducted again. So each ingress sees all other ingresses' work half
+a second late at most, and its own at once.
+
+An engine that computes prompts half of the time delays those that decode there. So the book measures which part of its
+time each engine spends on prompts. An engine of role `prefill` is taken to spend its share of all engines' prompt work,
+whoever does that work now: without that, prompts and decodes that are once mixed on all engines would stay mixed,
+because no single request gains by being the first that goes elsewhere.
+
+Between reports an engine works: the queue of prompts is kept as the time at which it will be empty, which a request
+that is sent there moves on. So a report that is late does not make an engine look busy for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from weakref import WeakSet
+
+from actors.core.outputs.scheduler_stats import LoadReport
+from actors.costs.step_cost_model import StepCostModel
+from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
+from cluster.routing.step_prediction import StepFamily, StepPrediction
+
+DEFAULT_BATCHED_TOKENS: Final = 2048
+DEFAULT_BLOCK_SIZE: Final = 16
+DEFAULT_BYTES_PER_S: Final = 1e9
+"""The bandwidth of a link that has not been measured yet: that of 10 Gbit/s Ethernet, nearly."""
+DEFAULT_ROUND_TRIP_S: Final = 1e-3
+MAX_PROMPT_SHARE: Final = 0.8
+_CHUNK: Final = 512
+"""Tokens of a usual prompt, at whose cost computed tokens are reckoned."""
+_SHARE_MEMORY_S: Final = 10.0
+"""The time over which the part of an engine's time that goes to prompts is averaged."""
+
+
+class ReportingEngine(Protocol):
+    """An engine's session, as far as it tells of the engine's work; an EngineSession is one."""
+
+    @property
+    def descriptor(self) -> EngineDescriptor:
+        """The engine at the other end."""
+        ...
+
+    @property
+    def load_report(self) -> LoadReport | None:
+        """The engine's newest report; None until one has come."""
+        ...
+
+    @property
+    def step_costs(self) -> StepCostModel | None:
+        """The engine's own predictions; None until they have come."""
+        ...
+
+    @property
+    def num_prompt_tokens_computed(self) -> int:
+        """How many tokens of prompts the engine has computed since its start, by its newest report."""
+        ...
+
+    @property
+    def num_submitted_requests(self) -> int:
+        """How many requests were submitted on this session."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link to one consumer, as far as it is known. Units: bytes, bytes per second, seconds."""
+
+    num_queued_bytes: float = 0.0
+    bytes_per_s: float = DEFAULT_BYTES_PER_S
+    round_trip_s: float = DEFAULT_ROUND_TRIP_S
+
+
+_UNKNOWN_LINK: Final = Link()
+
+
+@dataclass(frozen=True, slots=True)
+class SentWork:
+    """The work that a request brings to one engine.
+
+    num_computed_tokens: tokens of its prompt that this engine computes
+    prefill_s:           the time that takes, as predicted
+    num_context_tokens:  the request's tokens, if this engine decodes it; 0 if it does not
+    consumer:            the engine that this one hands the KV over to; None: it does not hand over
+    num_handoff_bytes:   the bytes of that handoff
+    """
+
+    num_computed_tokens: float = 0.0
+    prefill_s: float = 0.0
+    num_context_tokens: int = 0
+    consumer: str | None = None
+    num_handoff_bytes: float = 0.0
+
+    def num_blocks(self, block_size: int) -> int:
+        """Return the number of blocks that the request takes at the engine at once."""
+        return -(
+            -(self.num_context_tokens + 1 if self.num_context_tokens else int(self.num_computed_tokens)) // block_size
+        )
+
+
+@dataclass(slots=True)
+class _Sent:
+    ordinal: int
+    work: SentWork
+
+
+@dataclass(slots=True)
+class EngineWork:
+    """The work of one engine, as one value.
+
+    num_decodes:        requests that decode here, or will: those of this ingress that still wait count
+    num_context_tokens: their tokens, summed
+    queue_end_s:        the time, by the book's clock, at which the prompts sent so far will be computed
+    num_free_blocks:    those that the requests sent since the report take are deducted; it may be negative
+    prompt_share:       the part of its time that the engine spends on prompts, of those to come, up to MAX_PROMPT_SHARE
+    reported_at_s:      when the newest report came; -inf if none has
+    """
+
+    key: EngineKey
+    prediction: StepPrediction | None = None
+    num_decodes: float = 0.0
+    num_context_tokens: float = 0.0
+    queue_end_s: float = 0.0
+    num_free_blocks: float = 0.0
+    num_blocks: int = 0
+    block_size: int = DEFAULT_BLOCK_SIZE
+    kv_bytes_per_token: float = 0.0
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    max_num_seqs: int = 0
+    prompt_share: float = 0.0
+    links: dict[str, Link] = field(default_factory=dict)
+    reported_at_s: float = float("-inf")
+    report: LoadReport = field(default_factory=LoadReport)
+    session: ReportingEngine | None = None
+    step_costs: StepCostModel | None = None
+    num_prompt_tokens_computed: int = 0
+    sent: dict[str, _Sent] = field(default_factory=dict)
+    """The requests of this ingress that the engine has, by id."""
+
+    def link_to(self, consumer: str) -> Link:
+        """Return what is known of the link to a consumer."""
+        return self.links.get(consumer, _UNKNOWN_LINK)
+
+    def sent_since(self) -> list[SentWork]:
+        """Return the work of the requests that the newest report does not count."""
+        num_taken = self.report.num_taken_requests
+        return [one.work for one in self.sent.values() if one.ordinal > num_taken]
+
+
+class Watcher(Protocol):
+    """Follows the engines' work."""
+
+    def update(self, work: EngineWork) -> None:
+        """Take in that an engine's work has changed."""
+
+
+class LoadBook:
+    """The work of all engines of one ingress. Belongs to its event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Know nothing yet. clock: seconds"""
+        self.clock = clock
+        self._works: dict[EngineKey, EngineWork] = {}
+        self._families: dict[Hashable, _Family] = {}
+        self._family_of: dict[EngineKey, _Family] = {}
+        # A router that nobody uses any more, as its model version has left, is not kept for this.
+        self._watchers: WeakSet[Watcher] = WeakSet()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell the watcher whenever the work of an engine has changed. The book does not keep the watcher alive."""
+        self._watchers.add(watcher)
+
+    def work_of(self, engine: EngineDescriptor) -> EngineWork:
+        """Return the work of an engine, which changes as reports come; of an unknown one, that of an idle engine."""
+        work = self._works.get(engine.key)
+        if work is None:
+            work = self._works[engine.key] = EngineWork(engine.key)
+            family = self._families.setdefault((engine.model_version, engine.pairing), _Family())
+            self._family_of[engine.key] = family
+            work.prediction = family.steps.prediction(engine.key)
+        return work
+
+    def keep(self, engines: Collection[EngineKey]) -> None:
+        """Forget engines that are not among these."""
+        for key in self._works.keys() - set(engines):
+            del self._works[key]
+            self._family_of.pop(key).forget(key)
+        used = set(map(id, self._family_of.values()))
+        self._families = {kind: family for kind, family in self._families.items() if id(family) in used}
+
+    def age_s(self, engine: EngineKey) -> float:
+        """Return the seconds since an engine's newest report; infinity if there is none."""
+        work = self._works.get(engine)
+        return float("inf") if work is None else self.clock() - work.reported_at_s
+
+    def num_blocks_sent(self, engine: EngineKey) -> int:
+        """Return the blocks that the requests take which an engine's newest report does not count."""
+        work = self._works.get(engine)
+        return 0 if work is None else sum(sent.num_blocks(work.block_size) for sent in work.sent_since())
+
+    def note_report(self, session: ReportingEngine) -> None:
+        """Take in the newest report of a session, unless it is known."""
+        report, work = session.load_report, self.work_of(session.descriptor)
+        if session is not work.session:
+            # The engine counts the requests of each session from zero; those of an earlier session are gone.
+            if work.session is not None:
+                work.sent.clear()
+            work.session, work.report = session, LoadReport()
+        if session.step_costs != work.step_costs or work.prediction is None:
+            work.step_costs = session.step_costs
+            family = self._family_of[work.key]
+            family.steps.put(work.key, session.step_costs)
+            work.prediction = family.steps.prediction(work.key)
+        if report is not None and report.number > work.report.number:
+            self._take_share(work, session)
+            self._take(work, report)
+        self._tell(work)
+
+    def note_sent(self, engine: EngineDescriptor, request_id: str, sent: SentWork) -> None:
+        """Add a request's work to an engine that the request was just submitted to."""
+        work = self.work_of(engine)
+        work.sent[request_id] = _Sent(0 if work.session is None else work.session.num_submitted_requests, sent)
+        work.queue_end_s = max(work.queue_end_s, self.clock()) + sent.prefill_s
+        _add(work, sent)
+        self._tell(work)
+
+    def note_left(self, engine: EngineKey, request_id: str) -> None:
+        """Deduct a request that has ended, was aborted, or has failed at an engine. Unknown ones are ignored."""
+        work = self._works.get(engine)
+        entry = None if work is None else work.sent.pop(request_id, None)
+        if work is None or entry is None:
+            return
+        sent = entry.work
+        if sent.num_context_tokens:
+            work.num_decodes = max(work.num_decodes - 1, 0)
+            work.num_context_tokens = max(work.num_context_tokens - sent.num_context_tokens, 0)
+        if entry.ordinal > work.report.num_taken_requests:
+            work.num_free_blocks += sent.num_blocks(work.block_size)
+        self._tell(work)
+
+    def _take_share(self, work: EngineWork, session: ReportingEngine) -> None:
+        """Measure the part of its time that an engine has spent on prompts since its last report."""
+        elapsed_s = self.clock() - work.reported_at_s
+        num_tokens = session.num_prompt_tokens_computed - work.num_prompt_tokens_computed
+        work.num_prompt_tokens_computed = session.num_prompt_tokens_computed
+        family, share = self._family_of[work.key], 0.0
+        if work.prediction is not None and 0 < elapsed_s < math.inf and num_tokens > 0:
+            # Without the decodes, which would take their time anyway.
+            share = work.prediction.prefill_steps(num_tokens, 0, 0, 0, _CHUNK).seconds / elapsed_s
+        family.is_prefill[work.key] = session.descriptor.role is EngineRole.PREFILL
+        family.note_share(work.key, share, min(elapsed_s / _SHARE_MEMORY_S, 1.0))
+        work.prompt_share = min(family.share(work.key), MAX_PROMPT_SHARE)
+
+    def _take(self, work: EngineWork, report: LoadReport) -> None:
+        work.report, work.reported_at_s = report, self.clock()
+        work.num_blocks = report.num_blocks
+        work.block_size = report.block_size or DEFAULT_BLOCK_SIZE
+        work.kv_bytes_per_token = report.kv_bytes_per_token
+        work.max_num_batched_tokens = report.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
+        work.max_num_seqs = report.max_num_seqs
+        work.links = {
+            link.peer: Link(
+                link.num_queued_bytes,
+                link.bytes_per_s or DEFAULT_BYTES_PER_S,
+                link.round_trip_s or DEFAULT_ROUND_TRIP_S,
+            )
+            for link in report.links
+        }
+        self._sum_up(work)
+        num_tokens = report.num_waiting_tokens + report.num_prefill_tokens
+        sent_s = sum(sent.prefill_s for sent in work.sent_since())
+        work.queue_end_s = work.reported_at_s + queue_seconds(work, num_tokens) + sent_s
+
+    def _sum_up(self, work: EngineWork) -> None:
+        """Add to the report what was sent since."""
+        report = work.report
+        work.num_free_blocks = report.num_free_blocks - report.num_waiting_tokens / work.block_size
+        work.num_decodes, work.num_context_tokens = report.num_decodes, report.num_decode_context_tokens
+        for sent in work.sent_since():
+            _add(work, sent)
+        # Requests whose prompts the engine has not computed yet are in the report as tokens, and will decode here.
+        own = [one.work.num_context_tokens for one in work.sent.values() if one.work.num_context_tokens]
+        if len(own) > work.num_decodes:
+            work.num_decodes = len(own)
+            work.num_context_tokens = max(work.num_context_tokens, sum(own))
+
+    def _tell(self, work: EngineWork) -> None:
+        for watcher in self._watchers:
+            watcher.update(work)
+
+
+class _Family:
+    """Engines that run the same model with equal settings, and how much of their time goes to prompts."""
+
+    def __init__(self) -> None:
+        self.steps = StepFamily()
+        self.is_prefill: dict[EngineKey, bool] = {}
+        self._shares: dict[EngineKey, float] = {}
+        self._sum = 0.0
+
+    def note_share(self, key: EngineKey, share: float, weight: float) -> None:
+        """Take a measured part of time into an engine's average. weight: how much it counts, 0 to 1"""
+        before = self._shares.get(key, 0.0)
+        self._shares[key] = before + weight * (share - before)
+        self._sum += self._shares[key] - before
+
+    def share(self, key: EngineKey) -> float:
+        """Return the part of its time that an engine is taken to spend on prompts."""
+        own = self._shares.get(key, 0.0)
+        if not self.is_prefill.get(key, False):
+            return own
+        return max(own, self._sum / sum(self.is_prefill.values()))
+
+    def forget(self, key: EngineKey) -> None:
+        """Forget an engine that has left."""
+        self.steps.put(key, None)
+        self.is_prefill.pop(key, None)
+        self._sum -= self._shares.pop(key, 0.0)
+
+
+def queue_seconds(work: EngineWork, num_tokens: float) -> float:
+    """Return the time in which an engine computes the prompts of its queue. num_tokens: of all of them"""
+    if work.prediction is None or num_tokens <= 0:
+        return 0.0
+    # Prompts of a queue share steps, so they are predicted as steps that are full, of a prompt that fills one step.
+    size = min(work.max_num_batched_tokens, num_tokens)
+    decodes = work.num_decodes, work.num_context_tokens
+    one_step = work.prediction.prefill_steps(size, 0, *decodes, work.max_num_batched_tokens + work.num_decodes)
+    return one_step.seconds * num_tokens / size
+
+
+def _add(work: EngineWork, sent: SentWork) -> None:
+    if sent.num_context_tokens:
+        work.num_decodes += 1
+        work.num_context_tokens += sent.num_context_tokens
+    work.num_free_blocks -= sent.num_blocks(work.block_size)
+    if sent.consumer is not None and sent.num_handoff_bytes:
+        link = work.link_to(sent.consumer)
+        queued = link.num_queued_bytes + sent.num_handoff_bytes
+        work.links[sent.consumer] = Link(queued, link.bytes_per_s, link.round_trip_s)

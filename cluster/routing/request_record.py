@@ -1,0 +1,194 @@
+"""Describes what became of one request: each decision about its route, with what came true beside what was predicted.
+
+These are values without prompts, tokens or texts, written by an ingress or by a simulation alike. A record is kept and
+sent as MessagePack, and shown as JSON; both have the fields below, by these names. Durations are in seconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.core.outputs.engine_core_outputs import RequestTimings
+from cluster.routing.decision import Decision
+
+SCHEMA: int = 1
+"""The version of the fields below; it grows when one of them changes its meaning."""
+
+
+class EngineTimes(msgspec.Struct, frozen=True):
+    """The report of one engine about its part of an attempt.
+
+    queued_s:           from the request's arrival at the engine until it was scheduled or its blocks were reserved
+    prefill_s:          from then until the engine sampled the request's first token; 0 if it sampled none
+    transfer_s:         from the first chunk of the handoff until the last block was there, at the consumer
+    exposed_transfer_s: the part of transfer_s after the end of prefill, for which the client waits
+    """
+
+    queued_s: float
+    prefill_s: float
+    num_prompt_tokens_computed: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    transfer_s: float = 0.0
+    exposed_transfer_s: float = 0.0
+    num_transferred_bytes: int = 0
+
+    @classmethod
+    def of(cls, timings: RequestTimings | None) -> EngineTimes | None:
+        """Return an engine's times from its report; None if it has not reported."""
+        if timings is None:
+            return None
+        transfer = timings.transfer
+        return cls(
+            timings.queued_s,
+            timings.prefill_s,
+            timings.num_prompt_tokens_computed,
+            timings.num_cached_tokens,
+            timings.num_preemptions,
+            0.0 if transfer is None else transfer.transfer_s,
+            0.0 if transfer is None else transfer.exposed_s,
+            0 if transfer is None else transfer.num_bytes,
+        )
+
+
+class AttemptRecord(msgspec.Struct, frozen=True):
+    """One submission of the request to engines.
+
+    began_s:            from the request's arrival to the submission
+    decision:           why it went to these engines; None if nothing but a fixed rule chose them
+    prefill_engine_id:  the engine that computed the prompt and handed it over; None if the first decode engine did
+    decode_engine_ids:  the engines that decoded, in order; more than one if the request migrated
+    num_new_tokens:     output tokens that the attempt has given
+    failure:            why the attempt ended before the request did; "" if it did not
+    prefill, decode:    the engines' reports; None if an engine sent none, as one that died. decode: of the last engine
+    """
+
+    began_s: float
+    decode_engine_ids: tuple[str, ...]
+    prefill_engine_id: str | None = None
+    decision: Decision | None = None
+    num_new_tokens: int = 0
+    failure: str = ""
+    prefill: EngineTimes | None = None
+    decode: EngineTimes | None = None
+
+    @property
+    def computing(self) -> EngineTimes | None:
+        """The report of the engine that computed the prompt; None if that engine sent none, or if it is not known."""
+        if self.prefill_engine_id is not None:
+            return self.prefill
+        return self.decode if len(self.decode_engine_ids) == 1 else None
+
+
+class RequestRecord(msgspec.Struct, frozen=True):
+    """The record of one request.
+
+    tenant:                "" if the cluster has no tenants
+    ingress:               the name of the ingress that served the request, or of the simulation
+    arrived_at_s:          Unix time
+    outcome:               the finish reason, or how the request failed; None while it is in flight
+    attempts:              every submission, in order; of very many the first and the last ones
+    num_attempts_left_out: attempts that are missing after the first one
+    ttft_s:                from the request's arrival to its first token; None before it
+    itl_p50_s, itl_max_s:  the median and the longest time between two output tokens; None before the second token
+    duration_s:            from the request's arrival to its end; None while it is in flight
+    """
+
+    request_id: str
+    tenant: str
+    ingress: str
+    arrived_at_s: float
+    outcome: str | None = None
+    model_version: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    attempts: tuple[AttemptRecord, ...] = ()
+    num_attempts_left_out: int = 0
+    ttft_s: float | None = None
+    itl_p50_s: float | None = None
+    itl_max_s: float | None = None
+    duration_s: float | None = None
+    schema: int = SCHEMA
+
+    @property
+    def predicted_ttft_s(self) -> float | None:
+        """The time to the first token as it was predicted for the attempt that gave it; None without a prediction.
+
+        None as well if an attempt failed before the first token: no prediction is about failures.
+        """
+        first = self.attempts[0] if self.attempts else None
+        if first is None or not first.num_new_tokens or first.decision is None or first.decision.chosen is None:
+            return None
+        return first.began_s + first.decision.chosen.ttft_s
+
+    def to_json(self) -> bytes:
+        """Return the record as a JSON object."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes | str) -> RequestRecord:
+        """Return the record of a JSON object. Raises ValueError, naming the field that is wrong."""
+        return _check_schema(_JSON.decode(data))
+
+    def to_bytes(self) -> bytes:
+        """Return the record as MessagePack, in about half of the size and time of JSON."""
+        return _ENCODER.encode(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> RequestRecord:
+        """Return the record of to_bytes(). Raises ValueError, naming the field that is wrong."""
+        return _check_schema(_MSGPACK.decode(data))
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A predicted duration and the measured one, in seconds. measured_s: None if it was not measured"""
+
+    what: str
+    predicted_s: float
+    measured_s: float | None
+
+    @property
+    def error(self) -> float | None:
+        """How far the prediction was off: measured / predicted - 1; None if either is missing."""
+        if self.measured_s is None or self.predicted_s <= 0:
+            return None
+        return self.measured_s / self.predicted_s - 1
+
+
+def comparisons(record: RequestRecord, attempt: AttemptRecord) -> list[Comparison]:
+    """Return what was predicted for one attempt of the record beside what came true; empty without a prediction.
+
+    Times that clients see, to the first token and between tokens, are those of the whole request, so they are compared
+    only if the request had one attempt.
+    """
+    terms = None if attempt.decision is None else attempt.decision.chosen
+    if terms is None:
+        return []
+    computing, decode = attempt.computing, attempt.decode
+    is_whole = len(record.attempts) == 1
+    found = [
+        Comparison("queue", terms.prefill_wait_s + terms.blocks_wait_s, _if(computing, "queued_s")),
+        Comparison("prefill", terms.prefill_s + terms.fetch_s, _if(computing, "prefill_s")),
+    ]
+    if attempt.prefill_engine_id is not None:
+        found.append(Comparison("exposed transfer", terms.transfer_s, _if(decode, "exposed_transfer_s")))
+    ttft_s = terms.ttft_s + attempt.began_s
+    found.append(Comparison("time to first token", ttft_s, record.ttft_s if is_whole else None))
+    found.append(Comparison("time between tokens", terms.itl_s, record.itl_p50_s if is_whole else None))
+    return found
+
+
+def _if(times: EngineTimes | None, name: str) -> float | None:
+    return None if times is None else float(getattr(times, name))
+
+
+def _check_schema(record: RequestRecord) -> RequestRecord:
+    if record.schema != SCHEMA:
+        problem = f"the record has schema {record.schema}, and this raypd reads {SCHEMA}"
+        raise ValueError(f"{problem}: read it with the version of raypd that wrote it")
+    return record
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_MSGPACK = msgspec.msgpack.Decoder(RequestRecord)
+_JSON = msgspec.json.Decoder(RequestRecord)

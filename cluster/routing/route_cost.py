@@ -1,0 +1,277 @@
+"""Predicts what a placement of a request costs, in seconds: its own time, and the time that it takes from others.
+
+The cost of a placement is the sum of
+
+    wait + prefill + decode          the request's own time at its engines
+    transfer + blocks + fetch        the time for which it waits for KV, or for room
+    inflicted                        the seconds by which it delays each request that decodes beside it, summed
+    penalty                          for the probability to miss an aim, its own and that of the others
+
+docs/routing.md explains the terms and where each number comes from. The functions here are pure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from cluster.routing.decision import RouteTerms, Way
+from cluster.routing.load_book import EngineWork
+from cluster.routing.step_prediction import StepPrediction
+
+_LOGISTIC: Final = math.sqrt(3) / math.pi
+"""A logistic distribution with the standard deviation 1 has this scale."""
+_PENALTY: Final = 10.0
+"""A missed aim costs this many times the time in which the whole answer would have met its aims."""
+
+
+class RequestFacts(msgspec.Struct, frozen=True):
+    """The facts of a request that its cost depends on.
+
+    num_tokens:        of its prompt, and of the output that it comes with
+    num_output_tokens: how many more are expected
+    ttft_s, itl_s:     its aims; None: it has none
+    now_s:             the time, by the clock of the load book
+    """
+
+    num_tokens: int
+    num_output_tokens: float
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    now_s: float = 0.0
+
+    @property
+    def penalty_s(self) -> float:
+        """The cost of a missed aim."""
+        return _PENALTY * ((self.ttft_s or 0.0) + (self.itl_s or 0.0) * self.num_output_tokens)
+
+
+class PromptCost(msgspec.Struct, frozen=True):
+    """The cost of computing the prompt at one engine.
+
+    exposed_from_s: seconds before the end of the computation at which the first chunk is done, and can be sent
+    last_part:      the part of the computed tokens that the last chunk has
+    sigma:          the standard deviation of the prediction's relative error
+    """
+
+    work: EngineWork
+    wait_s: float
+    blocks_wait_s: float
+    seconds: float
+    inflicted_s: float
+    fetch_s: float
+    penalty_s: float
+    num_cached_tokens: int
+    exposed_from_s: float
+    last_part: float
+    sigma: float
+
+
+class DecodeCost(msgspec.Struct, frozen=True):
+    """The cost of decoding at one engine.
+
+    num_cached_tokens: tokens of the prompt that need not be sent there
+    step_s:            the seconds from one token to the next, with the request there
+    """
+
+    work: EngineWork
+    num_cached_tokens: int
+    wait_s: float
+    blocks_wait_s: float
+    seconds: float
+    step_s: float
+    inflicted_s: float
+    penalty_s: float
+
+
+def prompt_cost(
+    facts: RequestFacts,
+    work: EngineWork,
+    prediction: StepPrediction,
+    num_cached: int,
+    fetch: tuple[int, float] | None = None,
+) -> PromptCost:
+    """Predict the computation of the prompt at an engine.
+
+    num_cached: tokens of the prompt whose KV the engine has
+    fetch:      the tokens that another engine has, and the seconds until they are here; they are fetched if that is
+                quicker than their computation
+    """
+    num_decodes, num_context, size = work.num_decodes, work.num_context_tokens, work.max_num_batched_tokens
+    # The last token is always computed: its output is the first new token.
+    cached = min(num_cached, facts.num_tokens - 1)
+    steps = prediction.prefill_steps(facts.num_tokens - cached, cached, num_decodes, num_context, size)
+    fetch_s = 0.0
+    if fetch is not None and fetch[0] > cached:
+        there = min(fetch[0], facts.num_tokens - 1)
+        shorter = prediction.prefill_steps(facts.num_tokens - there, there, num_decodes, num_context, size)
+        if shorter.seconds + fetch[1] < steps.seconds:
+            steps, cached, fetch_s = shorter, there, fetch[1]
+    wait_s = max(work.queue_end_s - facts.now_s, 0.0)
+    penalty_s = room_s = 0.0
+    step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share) if num_decodes else 0.0
+    if num_decodes:
+        room_s = _wait_for_room(facts, work, step_s)
+    if num_decodes and facts.itl_s is not None:
+        later_s = step_s + steps.added_s / max(facts.num_output_tokens, 1)
+        sigma = prediction.decode_sigma
+        more = _miss(later_s, facts.itl_s, sigma) - _miss(step_s, facts.itl_s, sigma)
+        penalty_s = num_decodes * facts.penalty_s * more
+    return PromptCost(
+        work,
+        wait_s,
+        room_s,
+        steps.seconds,
+        num_decodes * steps.added_s,
+        fetch_s,
+        penalty_s,
+        cached,
+        steps.seconds * (steps.num_steps - 1) / steps.num_steps,
+        steps.last_tokens / max(facts.num_tokens - cached, 1),
+        prediction.prefill_sigma,
+    )
+
+
+def decode_cost(facts: RequestFacts, work: EngineWork, prediction: StepPrediction, num_cached: int = 0) -> DecodeCost:
+    """Predict the decoding of a request at an engine. num_cached: tokens of the prompt whose KV the engine has"""
+    num_decodes, num_context = work.num_decodes, work.num_context_tokens
+    num_output = facts.num_output_tokens
+    before_s = prediction.decode_step_s(num_decodes, num_context) if num_decodes else 0.0
+    own_context = facts.num_tokens + num_output / 2
+    bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + own_context)
+    # Prompts that come later are computed between the steps.
+    step_s = bare_step_s / (1 - work.prompt_share)
+    inflicted_s = penalty_s = 0.0
+    if num_decodes:
+        inflicted_s = num_output * num_decodes * (bare_step_s - before_s)
+        if facts.itl_s is not None:
+            sigma = prediction.decode_sigma
+            before_s /= 1 - work.prompt_share
+            more = _miss(step_s, facts.itl_s, sigma) - _miss(before_s, facts.itl_s, sigma)
+            penalty_s = num_decodes * facts.penalty_s * more
+    wait_s = max(work.queue_end_s - facts.now_s, 0.0)
+    room_s = _wait_for_room(facts, work, step_s)
+    return DecodeCost(work, num_cached, wait_s, room_s, num_output * step_s, step_s, inflicted_s, penalty_s)
+
+
+def alone_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adapter_s: float = 0.0) -> float:
+    """Return the cost of one engine that does all of it."""
+    ttft_s = prompt.wait_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
+    total_s = ttft_s + decode.seconds + prompt.inflicted_s + decode.inflicted_s
+    return total_s + _penalty(facts, prompt, decode, ttft_s, decode.step_s)
+
+
+def pair_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adapter_s: float = 0.0) -> float:
+    """Return the cost of one engine that computes the prompt and one that decodes."""
+    transfer_s, late_s = exposed_transfer_s(facts, prompt, decode), _late_s(prompt, decode)
+    ttft_s = prompt.wait_s + late_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
+    itl_s = decode.step_s + transfer_s / max(facts.num_output_tokens, 1)
+    total_s = ttft_s + transfer_s + decode.seconds + prompt.inflicted_s + decode.inflicted_s
+    return total_s + _penalty(facts, prompt, decode, ttft_s, itl_s)
+
+
+def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adapter_s: float = 0.0) -> RouteTerms:
+    """Return all terms of a placement, which is a pair if the two costs are of different engines."""
+    is_pair = prompt.work is not decode.work
+    transfer_s = exposed_transfer_s(facts, prompt, decode) if is_pair else 0.0
+    late_s = _late_s(prompt, decode) if is_pair else 0.0
+    ttft_s = prompt.wait_s + late_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
+    itl_s = decode.step_s + transfer_s / max(facts.num_output_tokens, 1)
+    prefill, decoding = _prediction(prompt.work), _prediction(decode.work)
+    total = pair_total if is_pair else alone_total
+    return RouteTerms(
+        way=way,
+        prefill_engine_id=prompt.work.key[0] if is_pair else None,
+        decode_engine_id=decode.work.key[0],
+        num_cached_tokens=prompt.num_cached_tokens,
+        prefill_wait_s=prompt.wait_s,
+        decode_wait_s=late_s,
+        prefill_s=prompt.seconds,
+        decode_s=decode.seconds,
+        inflicted_s=prompt.inflicted_s + decode.inflicted_s,
+        transfer_s=transfer_s,
+        blocks_wait_s=_room_s(prompt, decode),
+        fetch_s=prompt.fetch_s,
+        adapter_s=adapter_s,
+        miss_penalty_s=_penalty(facts, prompt, decode, ttft_s, itl_s),
+        total_s=total(facts, prompt, decode, adapter_s),
+        ttft_s=ttft_s,
+        itl_s=itl_s,
+        ttft_miss_probability=_miss(ttft_s, facts.ttft_s, prefill.prefill_sigma),
+        itl_miss_probability=_miss(itl_s, facts.itl_s, decoding.decode_sigma),
+    )
+
+
+def handoff_bytes(facts: RequestFacts, producer: EngineWork, num_cached_at_decode: int) -> float:
+    """Return the bytes that a handoff moves: the KV that the decode engine lacks."""
+    return max(facts.num_tokens - num_cached_at_decode, 0) * producer.kv_bytes_per_token
+
+
+def exposed_transfer_s(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost) -> float:
+    """Return the time from the end of prefill until the last block is at the decode engine.
+
+    Chunks are sent as soon as they are computed, after what is queued on the link.
+    """
+    link = prompt.work.link_to(decode.work.key[0])
+    own_s = handoff_bytes(facts, prompt.work, decode.num_cached_tokens) / link.bytes_per_s
+    queued_s = link.num_queued_bytes / link.bytes_per_s
+    hidden_s = prompt.exposed_from_s
+    after_queue_s = queued_s + own_s - prompt.wait_s - hidden_s
+    return link.round_trip_s + max(own_s * prompt.last_part, own_s - hidden_s, after_queue_s)
+
+
+def fetch_s(work: EngineWork, source: EngineWork, num_tokens: int) -> float:
+    """Return the seconds in which an engine gets so many tokens' KV from another engine."""
+    link = source.link_to(work.key[0])
+    num_bytes = link.num_queued_bytes + num_tokens * source.kv_bytes_per_token
+    return link.round_trip_s + num_bytes / link.bytes_per_s
+
+
+def _late_s(prompt: PromptCost, decode: DecodeCost) -> float:
+    """Return how long the decode engine's queue delays the start: prefill begins when blocks are reserved there."""
+    return max(decode.wait_s - prompt.wait_s, 0.0)
+
+
+def _room_s(prompt: PromptCost, decode: DecodeCost) -> float:
+    """Return the time until both engines have room: each holds the prompt's blocks."""
+    return max(prompt.blocks_wait_s, decode.blocks_wait_s)
+
+
+def _wait_for_room(facts: RequestFacts, work: EngineWork, step_s: float) -> float:
+    """Return the time until enough of those that decode have ended, as they do at the rate of their expected length."""
+    num_decodes = work.num_decodes
+    if not num_decodes:
+        return 0.0
+    missing = 0.0
+    if work.max_num_seqs:
+        missing = num_decodes + 1 - work.max_num_seqs
+    if work.num_blocks:
+        num_blocks = -(-(facts.num_tokens + 1) // work.block_size)
+        of_each = max(work.num_context_tokens / num_decodes / work.block_size, 1.0)
+        missing = max(missing, (num_blocks - work.num_free_blocks) / of_each)
+    if missing <= 0:
+        return 0.0
+    return missing * facts.num_output_tokens * step_s / num_decodes
+
+
+def _penalty(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, ttft_s: float, itl_s: float) -> float:
+    if facts.ttft_s is None and facts.itl_s is None:
+        return 0.0
+    missed = _miss(ttft_s, facts.ttft_s, _prediction(prompt.work).prefill_sigma)
+    missed += _miss(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma)
+    return facts.penalty_s * missed + prompt.penalty_s + decode.penalty_s
+
+
+def _miss(predicted_s: float, aim_s: float | None, sigma: float) -> float:
+    """Return the probability that a time exceeds an aim; sigma: the relative standard deviation of the prediction."""
+    if aim_s is None:
+        return 0.0
+    scale = max(sigma * predicted_s, 1e-9) * _LOGISTIC
+    return 1 / (1 + math.exp(min(max((aim_s - predicted_s) / scale, -50.0), 50.0)))
+
+
+def _prediction(work: EngineWork) -> StepPrediction:
+    assert work.prediction is not None, "engines without predictions are not compared by cost"
+    return work.prediction
