@@ -29,6 +29,7 @@ from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import SamplingParams
 from actors.ranks.rank_control import RankControl
+from actors.sessions.block_messages import CachedBlocks
 from actors.sessions.session_server import SessionServer
 from benchmarks.kv_transfer import in_two_processes, make_layout, receive_chunks
 from cluster.bench.pairs import MIN_PAIRS, median_interval
@@ -127,7 +128,12 @@ def _request(number: int) -> EngineCoreRequest:
 class _TokenSource:
     """Answers, once all requests are there, with all steps at once."""
 
-    stats = SchedulerStats()
+    def stats_for(self, client_index: int) -> SchedulerStats:
+        """Return empty counters."""
+        return SchedulerStats()
+
+    async def send_cached_blocks(self, begin: int, deliver: Callable[[CachedBlocks], None]) -> int | None:
+        """Send nothing."""
 
     def __init__(self) -> None:
         self.server: SessionServer

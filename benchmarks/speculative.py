@@ -1,6 +1,6 @@
-"""Measure what guesses gain, and what they cost.
+"""Measure what drafts gain, and what they cost.
 
-One engine in this process answers the same prompts with and without guesses, in turns, best of several. Machines are
+One engine in this process answers the same prompts with and without drafts, in turns, best of several. Machines are
 shared: beside tokens per second there are tokens per second of this thread's CPU time, which others do not disturb.
 
     python -m benchmarks.speculative
@@ -59,9 +59,9 @@ def run(
     workloads: Annotated[str, typer.Option()] = ",".join(WORKLOADS),
     batches: Annotated[str, typer.Option()] = "1,4,16",
     temperature: Annotated[float, typer.Option()] = 0.0,
-    num_tokens: Annotated[int, typer.Option(help="Guessed at a time.")] = SpeculativeConfig().num_tokens,
+    num_tokens: Annotated[int, typer.Option(help="Drafted at a time.")] = SpeculativeConfig().num_tokens,
     max_step_tokens: Annotated[int, typer.Option()] = SpeculativeConfig().max_step_tokens,
-    draft_model: Annotated[Path | None, typer.Option(help="Let this smaller checkpoint guess, not n-grams.")] = None,
+    draft_model: Annotated[Path | None, typer.Option(help="Let this smaller checkpoint draft, not n-grams.")] = None,
     output: Annotated[int, typer.Option(help="Tokens of an answer.")] = 192,
     repeats: Annotated[int, typer.Option()] = 3,
 ) -> None:
@@ -76,7 +76,7 @@ def run(
     )
     table = Table(
         "prompt", "batch", "tok/s", "with", "ratio", "CPU ratio", "steps", "with", "accepted by position",
-        title=f"temperature {temperature}, {num_tokens} guesses, {output} tokens each",
+        title=f"temperature {temperature}, {num_tokens} drafts, {output} tokens each",
     )  # fmt: skip
     for name in workloads.split(","):
         prompt = tokenizer.encode(WORKLOADS[name]).ids
@@ -84,20 +84,20 @@ def run(
             # Neighbours differ in their first token, or the prefix cache would make them one.
             prompts = [[5 + index, *prompt] for index in range(size)]
             engines = [_engine(model, size, chosen) for chosen in (None, speculative)]
-            plain, guessed = _best(
+            plain, drafted = _best(
                 engines, prompts, SamplingParams(temperature=temperature, max_tokens=output), repeats
             )
             if temperature == 0.0:
-                assert plain.token_ids == guessed.token_ids, "guesses must not change a token"
+                assert plain.token_ids == drafted.token_ids, "drafts must not change a token"
             table.add_row(
                 name,
                 str(size),
                 f"{plain.num_tokens / plain.wall_s:.0f}",
-                f"{guessed.num_tokens / guessed.wall_s:.0f}",
-                f"{plain.wall_s / guessed.wall_s:.2f}",
-                f"{plain.cpu_s / guessed.cpu_s:.2f}",
+                f"{drafted.num_tokens / drafted.wall_s:.0f}",
+                f"{plain.wall_s / drafted.wall_s:.2f}",
+                f"{plain.cpu_s / drafted.cpu_s:.2f}",
                 str(plain.num_steps),
-                str(guessed.num_steps),
+                str(drafted.num_steps),
                 _acceptance(engines[1].make_stats().spec_decoding_stats),
             )
     Console(width=140).print(table)

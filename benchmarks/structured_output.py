@@ -34,11 +34,11 @@ from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
 from actors.model.grammar.compiler_process import CompilerProcess
 from actors.model.grammar.manager import XGrammarManager
-from actors.model.grammar.mask import GrammarMask
 from actors.model.grammar.matching import TokenMatcher
 from actors.model.grammar.token_text import TokenTexts
 from actors.model.grammar.vocabulary import Vocabulary, deserialize_grammar, load_vocabulary
 from actors.model.loaded_runner import LoadedRunner
+from actors.model.sampling.token_masks import forbid_unmasked
 from actors.worker import Worker
 from cluster.config import DEMO_MODEL
 
@@ -174,8 +174,8 @@ def _measure(vocabulary: Vocabulary) -> dict[str, float]:
     parts["follow one token"] = statistics.median(accepts)
     for num_rows in (1, 16):
         logits = torch.zeros(num_rows, vocabulary.tokens.vocab_size)
-        mask = GrammarMask(np.arange(num_rows), bits.repeat(num_rows, axis=0))
-        parts[f"apply masks to {num_rows} rows"] = _seconds(partial(mask.forbid, logits, mask.rows), 20)
+        masks = bits.repeat(num_rows, axis=0)
+        parts[f"apply masks to {num_rows} rows"] = _seconds(partial(forbid_unmasked, logits, masks), 20)
     return parts
 
 
