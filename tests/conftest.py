@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
+import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +17,11 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("raypd")
+
+# Engines of tests neither read nor write the user's files of what steps take.
+_CACHE_ROOT: Final = tempfile.mkdtemp(prefix="raypd-test-cache-")
+os.environ["RAYPD_CACHE_ROOT"] = _CACHE_ROOT
+atexit.register(shutil.rmtree, _CACHE_ROOT, ignore_errors=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:

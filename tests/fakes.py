@@ -18,10 +18,13 @@ VOCAB_SIZE = 257
 
 
 class FakeEngine:
-    """An EngineConnection whose outputs the test sends."""
+    """An EngineConnection whose outputs the test sends. num_other_requests: not of the test, but routers count them"""
 
-    def __init__(self, engine_id: str, role: EngineRole, model_version: int = 1) -> None:
+    def __init__(
+        self, engine_id: str, role: EngineRole, model_version: int = 1, *, num_other_requests: int = 0
+    ) -> None:
         self._descriptor = EngineDescriptor(engine_id, 7, role, f"{engine_id}.example:1", model_version=model_version)
+        self.num_other_requests = num_other_requests
         self._streams: dict[str, asyncio.Queue[EngineCoreOutput | EngineLost | None]] = {}
         self._arrivals: asyncio.Queue[EngineCoreRequest] = asyncio.Queue()
         self.submitted: list[EngineCoreRequest] = []
@@ -34,6 +37,11 @@ class FakeEngine:
 
     @property
     def num_unfinished_requests(self) -> int:
+        return self.num_own_requests + self.num_other_requests
+
+    @property
+    def num_own_requests(self) -> int:
+        """The unfinished requests of the test."""
         return len(self._streams)
 
     def submit(self, request: EngineCoreRequest) -> AsyncIterator[EngineCoreOutput]:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from actors.config import ModelConfig
 from actors.model import loaded_runner
+from actors.model.forward import FlatForward
 from actors.model.loader import LoadedModel, load_model
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from tests.checkpoints import make_checkpoint
@@ -47,8 +52,17 @@ def load_once() -> Callable[[ModelConfig], LoadedModel]:
 def shared_models(load_once: Callable[[ModelConfig], LoadedModel], monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of one rank have a checkpoint's model together: a fifth of such tests was loading the same one again.
 
-    For engines that one thread steps, and that change no weights: a forward leaves nothing in its model.
+    For engines that change no weights: a forward leaves nothing in its model. Engines that step on threads of their own
+    take turns with a model, because it computes one forward at a time. Ranks have models of their own: within a forward
+    they wait for each other.
     """
+    forward, turns = FlatForward.__call__, collections.defaultdict[int, threading.Lock](threading.Lock)
+
+    def compute(self: FlatForward, *args: Any, **kwargs: Any) -> Tensor:
+        with turns[id(self)]:
+            return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(FlatForward, "__call__", compute)
 
     def load(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
         return load_once(model_config) if group is None else load_model(model_config, group)

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[1]
-_FILES = [path for floor in ("actors", "kv_transfer") for path in sorted((_ROOT / floor).rglob("*.py"))]
+_DATED_FILES = {_ROOT / "actors/costs" / name for name in ("cost_file.py", "cost_keeper.py", "engine_costs.py")}
+"""They write into a file when it was saved, which its reader sees; nothing waits or ends by it."""
+_FILES = [
+    path
+    for floor in ("actors", "kv_transfer")
+    for path in sorted((_ROOT / floor).rglob("*.py"))
+    if path not in _DATED_FILES
+]
 
 
 def _reads_wall_clock(node: ast.AST) -> bool:

@@ -1,4 +1,4 @@
-"""One engine with guesses, and proposers that know what is right."""
+"""One engine with drafts, and proposers that know what is right."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from tests.actors.core.builders import Clock
 from tests.checkpoints import VOCAB_SIZE
 
 EAGER = SpeculativeConfig(num_tokens=4, max_step_tokens=64, min_acceptance=0.01, prompt_lookup_min=1)
-"""Guesses on whatever fails."""
+"""Drafts on whatever fails."""
 
 ProposerMaker = Callable[[TokenRows], Proposer]
 
 
 @dataclass
 class KnowingProposer:
-    """Guesses what follows each known prompt, or just that not."""
+    """Drafts what follows each known prompt, or just that not."""
 
     tokens: TokenRows
     continuations: Mapping[tuple[int, ...], Sequence[int]]
     is_right: Callable[[], bool]
 
     def propose(self, rows: np.ndarray, epochs: np.ndarray, num_wanted: np.ndarray) -> list[list[int]]:
-        guesses = []
+        drafts = []
         for row, count in zip(rows.tolist(), num_wanted.tolist(), strict=True):
             known = self.tokens.token_ids[row, : self.tokens.num_tokens[row]].tolist()
-            guesses.append([self._guess(known, ahead) for ahead in range(count)])
-        return guesses
+            drafts.append([self._draft(known, ahead) for ahead in range(count)])
+        return drafts
 
-    def _guess(self, known: list[int], ahead: int) -> int:
+    def _draft(self, known: list[int], ahead: int) -> int:
         for prompt, continuation in sorted(self.continuations.items(), key=lambda item: -len(item[0])):
             num_output = len(known) - len(prompt) + ahead
             if tuple(known[: len(prompt)]) == prompt and 0 <= num_output < len(continuation):
@@ -159,7 +159,7 @@ class SpeculatingEngine:
 
     @property
     def stats(self) -> SpecDecodingStats:
-        """The counts of guesses, and of those that were right."""
+        """The counts of drafts, and of those that were right."""
         stats = self.scheduler.make_stats().spec_decoding_stats
         assert stats is not None
         return stats

@@ -1,4 +1,4 @@
-"""A smaller model guesses; its own cache may be as small as it likes."""
+"""A smaller model drafts; its own cache may be as small as it likes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLED = replace(GREEDY, temperature=1.0, seed=5)
 PROMPTS = {str(length): tuple(random_prompt(length)) for length in (1, 9, 16, 40, 57)}
 
 
-def guessing_with(directory: Path, **settings: int) -> SpeculativeConfig:
+def drafting_with(directory: Path, **settings: int) -> SpeculativeConfig:
     update = {"method": "draft_model", "model": str(directory), **settings}
     return SpeculativeConfig.model_validate(EAGER.model_dump() | update)
 
@@ -54,7 +54,7 @@ def test_a_model_that_is_the_target_itself_is_always_right(
     for params in all_params:
         expected = run(SpeculatingEngine(directory, None), params)
         engine = SpeculatingEngine(
-            directory, guessing_with(directory), max_num_batched_tokens=num_batched_tokens, block_size=4
+            directory, drafting_with(directory), max_num_batched_tokens=num_batched_tokens, block_size=4
         )
         assert run(engine, params) == expected
         assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 50
@@ -66,7 +66,7 @@ def test_a_model_that_knows_nothing_changes_no_token(
 ) -> None:
     directory = checkpoint("llama")
     expected = run(SpeculatingEngine(directory, None), params)
-    engine = SpeculatingEngine(directory, guessing_with(other_model))
+    engine = SpeculatingEngine(directory, drafting_with(other_model))
     assert run(engine, params) == expected
     assert engine.stats.num_accepted_tokens < engine.stats.num_draft_tokens / 2
 
@@ -74,41 +74,41 @@ def test_a_model_that_knows_nothing_changes_no_token(
 @pytest.mark.parametrize("family", ["mistral", "gpt2"])
 def test_the_smaller_model_may_be_of_another_family(family: str, checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
-    engine = SpeculatingEngine(directory, guessing_with(checkpoint(family)))
+    engine = SpeculatingEngine(directory, drafting_with(checkpoint(family)))
     assert run(engine, GREEDY) == greedy(directory)
     assert engine.stats.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("cache_tokens", [64, 96, 160])
-def test_a_small_cache_costs_guesses_and_no_tokens(cache_tokens: int, checkpoint: CheckpointOf) -> None:
+def test_a_small_cache_costs_drafts_and_no_tokens(cache_tokens: int, checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
-    engine = SpeculatingEngine(directory, guessing_with(directory, cache_tokens=cache_tokens), max_num_seqs=3)
+    engine = SpeculatingEngine(directory, drafting_with(directory, cache_tokens=cache_tokens), max_num_seqs=3)
     for _ in range(2):
         assert run(engine, GREEDY) == greedy(directory)
-    # What the smaller model still has of a sequence is right, or its guesses would not be.
+    # What the smaller model still has of a sequence is right, or its drafts would not be.
     assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 0
 
 
-def test_preempted_requests_are_guessed_on_for(checkpoint: CheckpointOf) -> None:
+def test_preempted_requests_are_drafted_on_for(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
-    engine = SpeculatingEngine(directory, guessing_with(directory), block_size=4, num_blocks=28)
+    engine = SpeculatingEngine(directory, drafting_with(directory), block_size=4, num_blocks=28)
     assert run(engine, GREEDY) == greedy(directory)
     assert engine.scheduler.make_stats().num_preemptions > 0
     assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 0
 
 
-def test_a_longer_context_than_the_smaller_model_takes_has_no_guesses(tmp_path: Path, checkpoint: CheckpointOf) -> None:
+def test_a_longer_context_than_the_smaller_model_takes_has_no_drafts(tmp_path: Path, checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     short = make_checkpoint("gpt2", tmp_path, n_positions=48)
-    engine = SpeculatingEngine(directory, guessing_with(short))
+    engine = SpeculatingEngine(directory, drafting_with(short))
     assert run(engine, GREEDY) == greedy(directory)
     assert engine.stats.num_draft_tokens > 0
 
 
 def test_a_model_with_another_vocabulary_is_refused(tmp_path: Path, checkpoint: CheckpointOf) -> None:
     other = make_checkpoint("llama", tmp_path, vocab_size=400)
-    with pytest.raises(UnsupportedModel, match=r"400 tokens .* has 384"):
-        SpeculatingEngine(checkpoint("llama"), guessing_with(other))
+    with pytest.raises(UnsupportedModel, match=r"384 tokens, and this one has 400"):
+        SpeculatingEngine(checkpoint("llama"), drafting_with(other))
 
 
 @pytest.mark.parametrize("settings", [{"method": "draft_model"}, {"method": "ngram", "model": "somewhere"}])

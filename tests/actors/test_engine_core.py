@@ -17,10 +17,12 @@ from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
+from actors.costs.step_shape import StepShape
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor, RunningStep
+from actors.model.launched_step import KnownStep
 from actors.model_facts import ModelFacts
-from actors.worker import Worker
+from actors.worker import Worker, WorkerStep
 from tests.actors.core.builders import Clock, make_scheduler
 from tests.actors.core.fakes import FakeWorker, reference_tokens
 
@@ -36,7 +38,9 @@ class LateStep:
 
     def result(self) -> ModelRunnerOutput:
         self.executor.while_it_runs()
-        return self.executor.worker.execute(self.output)
+        output = self.executor.worker.execute(self.output)
+        output.is_replayed = self.executor.replays
+        return output
 
 
 @dataclass
@@ -44,6 +48,7 @@ class FakeExecutor:
     worker: FakeWorker = field(default_factory=lambda: FakeWorker(64, 4))
     started: list[SchedulerOutput] = field(default_factory=list)
     while_it_runs: Callable[[], None] = lambda: None
+    replays: bool = False
 
     @property
     def facts(self) -> ModelFacts:
@@ -91,6 +96,43 @@ def test_tokens_come_one_by_one_and_then_the_engine_is_idle(overlap: bool) -> No
     assert not core.scheduler.has_requests()
     pool = core.scheduler.kv_cache_manager.block_pool
     assert pool.num_free_blocks == pool.num_blocks
+
+
+@pytest.mark.parametrize(("replays", "expected"), [(False, 0), (True, 3)])
+def test_steps_that_replayed_a_graph_are_counted(replays: bool, expected: int) -> None:
+    core, executor = make_core(overlap=False)
+    executor.replays = replays
+    core.submit(request("a"))
+    for _ in range(3):
+        core.step()
+    stats = core.make_stats()
+    assert (stats.num_steps, stats.num_replayed_steps) == (3, expected)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_steps_are_observed_with_the_time_since_the_step_before(overlap: bool) -> None:
+    clock, executor = Clock(), FakeExecutor()
+    core = EngineCore(make_scheduler(overlap=overlap), executor, clock, hash_key=PUBLIC_KEY)
+
+    def pass_time() -> None:
+        clock.now_s += 0.25
+
+    executor.while_it_runs = pass_time
+    core.submit(request("a", 40))
+    run(core, 80)
+    costs = core.make_stats().step_costs
+    assert costs is not None
+    assert {one.kind: one.num_steps for one in costs.residuals} == {"decode": 38, "prefill": 0, "mixed": 0}
+    assert costs.seconds(StepShape(1, 1, 20)) == pytest.approx(0.25, rel=0.05)
+
+
+def test_requests_are_counted_by_client_when_they_are_taken_in() -> None:
+    core, _ = make_core(overlap=False)
+    for number, client in enumerate((1, 2, 2)):
+        core.submit(request(f"r{number}"), client)
+    assert core.num_taken_by_client() == {}
+    core.step()
+    assert core.num_taken_by_client() == {1: 1, 2: 2}
 
 
 def test_with_overlap_a_step_is_started_before_the_one_before_it_is_over() -> None:
@@ -166,11 +208,12 @@ class BlockingWorker:
         self.max_model_len, self.vocab_size, self.eos_token_ids, self.layout = 8, 8, (0,), None
         self.images = None
         self.attention_backend, self.attention_reason = "torch", ""
+        self.linear_layers = self.cuda_graphs = ""
         self.dtype = "float32"
 
-    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+    def launch(self, scheduler_output: SchedulerOutput) -> WorkerStep:
         assert self.may_go.wait(10)
-        return ModelRunnerOutput(scheduler_output.batch.req_ids, [[1]])
+        return WorkerStep(KnownStep(ModelRunnerOutput(scheduler_output.batch.req_ids, [[1]])), None, None)
 
     def shutdown(self) -> None:
         self.may_go.set()

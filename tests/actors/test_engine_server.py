@@ -12,11 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from actors.config import ParallelConfig
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_server import EngineServer
 from actors.errors import EngineNotStarted, ProfileUnderWay
+from actors.process.cpu_binding import CpuShare
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
@@ -60,6 +63,23 @@ async def test_a_running_engine_is_profiled_and_forgets_its_prefixes(checkpoint:
     finally:
         await session.close()
         await engine.stop()
+
+
+@pytest.mark.parametrize(("num_threads", "expected"), [(0, 2), (1, 1)])
+async def test_an_engine_has_as_many_threads_as_ray_has_reserved_cpus_unless_a_setting_says_otherwise(
+    num_threads: int, expected: int, checkpoint: Callable[[str], Path]
+) -> None:
+    config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
+    parallel = ParallelConfig(num_threads=num_threads, cpu_binding="none")
+    config = config.model_copy(update={"parallel": parallel})
+    engine = EngineServer(config, "decode-0", 1, TRUST, cpu_share=CpuShare(2.5, 4))
+    try:
+        await engine.start("127.0.0.1")
+        threads = "1 thread" if expected == 1 else f"{expected} threads"
+        assert engine.facts.cpu_threads == f"{threads} on any core: parallel.cpu_binding is none"
+    finally:
+        await engine.stop()
+        torch.set_num_threads(1)
 
 
 async def test_an_engine_that_has_not_started_says_so_and_can_be_stopped(checkpoint: Callable[[str], Path]) -> None:

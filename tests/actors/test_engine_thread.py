@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import cast
+from uuid import uuid4
 
 import pytest
 
-from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from actors.engine_core import EngineCore, StepResult
 from actors.engine_thread import EngineThread
+from actors.process.cpu_binding import ComputeThreads, CpuBinding, CpuShare, HostCpus, decide_binding
 
 _TIMEOUT_S = 10.0
 
@@ -31,7 +34,10 @@ class FakeCore:
         return StepResult({}, is_idle=not self.num_requests)
 
     def make_stats(self) -> SchedulerStats:
-        return SchedulerStats(num_running_reqs=self.num_requests)
+        return SchedulerStats(num_running_reqs=self.num_requests, load_report=LoadReport(self.num_steps))
+
+    def num_taken_by_client(self) -> dict[int, int]:
+        return {3: self.num_requests}
 
     def seconds_to_next_deadline(self) -> None:
         return None
@@ -111,3 +117,40 @@ def test_an_engine_that_is_stopped_just_before_its_step_ends_after_it(core: Fake
     thread.start()
     wait_until(lambda: not thread._thread.is_alive())
     stopping.join(_TIMEOUT_S)
+
+
+def test_only_the_engine_thread_is_bound_to_its_cores_and_they_are_free_when_it_has_ended(core: FakeCore) -> None:
+    everywhere = os.sched_getaffinity(0)
+    cores, name = (min(everywhere),), f"test-{uuid4().hex}"
+    share, host = CpuShare(1, 1), HostCpus(cores)
+    seen: list[set[int]] = []
+
+    def step() -> StepResult:
+        seen.append(os.sched_getaffinity(0))
+        return StepResult({}, is_idle=True)
+
+    def decide() -> CpuBinding:
+        return decide_binding(ComputeThreads(1, "auto"), share, host, name)
+
+    core.step = step  # type: ignore[method-assign]  # for this one core
+    binding = decide()
+    thread = EngineThread(cast(EngineCore, core), lambda outputs: None, lambda error: None, threading.Event(), binding)
+    thread.start()
+    wait_until(lambda: bool(seen))
+    assert (seen[0], os.sched_getaffinity(0)) == (set(cores), everywhere)
+    assert decide().cores == ()
+    thread.stop()
+    next_binding = decide()
+    assert next_binding.cores == cores
+    next_binding.release()
+
+
+def test_a_snapshot_for_a_client_counts_the_clients_requests(core: FakeCore, thread: EngineThread) -> None:
+    core.num_requests = 4
+    thread.wake()
+    wait_until(lambda: thread.stats_for(3).num_running_reqs == 4)
+    wait_until(lambda: (load := thread.stats_for(3).load_report) is not None and load.num_taken_requests == 4)
+    load = thread.stats_for(8).load_report
+    assert load is not None
+    assert load.num_taken_requests == 0
+    core.num_requests = 0

@@ -28,7 +28,7 @@ from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferRole
+from kv_transfer.params import EngineAddress, KVTransferParams, PrefixSource, TransferPart, TransferRole
 from kv_transfer.trust.grpc_proof import prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.secret import Purpose
@@ -125,6 +125,9 @@ BAD: dict[str, dict[str, Any]] = {
     "a peer of too many ranks": ticket(further_rank_addresses=("127.0.0.1:2",) * 5000),
     "a transfer under a name of the engine's own": {
         "kv_transfer_params": KVTransferParams("\0fetch/decode-0/1/1", 0, TransferRole.CONSUMER, PEER)
+    },
+    "a part of a transfer, which only ranks name": {
+        "kv_transfer_params": KVTransferParams(TransferPart("t", 0, 0), 0, TransferRole.CONSUMER, PEER)
     },
     "a prefix at a peer whose ranks cannot share the heads": {
         "prefix_source": PrefixSource(replace(PEER, further_rank_addresses=("127.0.0.1:2",) * 2), 32)

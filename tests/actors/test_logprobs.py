@@ -83,7 +83,7 @@ def test_preempted_requests_have_them_once(overlap: bool, checkpoint: Checkpoint
         pair.assert_whole()
 
 
-def test_guessed_tokens_have_them_too(checkpoint: CheckpointOf) -> None:
+def test_drafted_tokens_have_them_too(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     answers = {tuple(prompt): greedy_tokens(directory, tuple(prompt), NUM_TOKENS) for prompt in PROMPTS.values()}
     with (

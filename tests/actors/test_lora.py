@@ -102,7 +102,7 @@ def test_an_adapter_that_cannot_be_loaded_ends_its_requests_alone(
             "is broken": adapter_of(broken),
             "are not those that the request means": before,
             "have the shapes": adapter_of(unfit),
-            "its rank is 16; max_lora_rank is 8": adapter_of(high),
+            "its rank is 16, and lora.max_lora_rank allows 8": adapter_of(high),
             "is not in lora.allowed_directories": outside,
             "fine": good,
         }
@@ -186,7 +186,7 @@ def test_who_waits_for_an_adapter_holds_nobody_up(
         assert pair.answers["adapted"].token_ids == adapted_tokens(llama, adapters["small"], prompt, NUM_TOKENS)
 
 
-def test_guesses_are_made_without_the_adapter_and_checked_with_it(
+def test_drafts_are_made_without_the_adapter_and_checked_with_it(
     checkpoint: CheckpointOf, adapters: dict[str, Path]
 ) -> None:
     llama = checkpoint("llama")

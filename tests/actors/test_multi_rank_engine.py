@@ -151,7 +151,7 @@ def test_every_rank_copies_the_last_block_of_a_prompt_for_a_further_sample(
         assert engine.core.make_stats().num_prompt_tokens_computed == len(prompt) + 1
 
 
-def test_all_ranks_check_the_guesses_of_the_first(checkpoint: CheckpointOf) -> None:
+def test_all_ranks_check_the_drafts_of_the_first(checkpoint: CheckpointOf) -> None:
     directory, prompt = checkpoint("llama"), random_prompt(30)
     expected = greedy_tokens(directory, tuple(prompt), 24)
     with (
@@ -172,7 +172,7 @@ def test_strangers_at_a_further_ranks_port_get_nothing_and_count_with_the_engine
         with grpc.insecure_channel(address) as channel:
             call: Any = channel.stream_stream(CONTROL_METHOD)
             for _ in range(3):
-                with pytest.raises(grpc.RpcError, match="no proof of the cluster's secret came"):
+                with pytest.raises(grpc.RpcError, match="it sent no proof of the cluster's secret"):
                     next(call(iter([b"hello"]), timeout=TIMEOUT_S))
         deadline_s = time.monotonic() + TIMEOUT_S
         while engine.refusals.total < 3:
@@ -195,7 +195,7 @@ def test_the_death_of_a_ranks_process_ends_an_idle_engine_at_once(checkpoint: Ch
         process = started[0].processes[1]
         process.kill()
         assert engine.wake.wait(TIMEOUT_S)
-        with pytest.raises(RankLost, match="rank 1: its process is gone"):
+        with pytest.raises(RankLost, match="rank 1: its process has ended"):
             engine.generate(prompt, 4)
     assert not started[0].processes
 
@@ -268,9 +268,7 @@ def test_ranks_that_sample_different_tokens_end_the_engine(
         del others
         return RankStep(token_ids + 1, None)
 
-    monkeypatch.setattr(rank_loop, "RankStep", answer)
-    with (
-        running(checkpoint("llama"), RankThreads) as engine,
-        pytest.raises(RanksDisagree, match="rank 1 and rank 0 sampled"),
-    ):
-        engine.generate(random_prompt(30), 4)
+    with running(checkpoint("llama"), RankThreads) as engine:
+        monkeypatch.setattr(rank_loop, "RankStep", answer)
+        with pytest.raises(RanksDisagree, match="rank 1 and rank 0 sampled"):
+            engine.generate(random_prompt(30), 4)

@@ -136,17 +136,17 @@ def test_a_cached_prefix_is_read_only_where_its_hidden_states_are_not_wanted(che
         assert pair.answers["after"].token_ids == greedy_tokens(directory, tuple(other), GREEDY.max_tokens)
 
 
-def test_prompts_that_want_a_vector_beside_guesses(checkpoint: CheckpointOf) -> None:
+def test_prompts_that_want_a_vector_beside_drafts(checkpoint: CheckpointOf) -> None:
     directory, prompt = checkpoint("llama"), random_prompt(9) * 4
     config = engine_config(directory, max_num_batched_tokens=32)
     speculative = SpeculativeConfig(num_tokens=3, min_acceptance=0.01, prompt_lookup_min=1)
     scheduler = config.scheduler.model_copy(update={"speculative": speculative})
     with one_engine(config.model_copy(update={"scheduler": scheduler})) as pair:
-        pair.submit("prefill", "guessing", prompt, GREEDY, None)
+        pair.submit("prefill", "drafting", prompt, GREEDY, None)
         for name, params in EMBEDDINGS.items():
             ask(pair, name, prompt, params)
         pair.run()
-        assert pair.answers["guessing"].token_ids == greedy_tokens(directory, tuple(prompt), GREEDY.max_tokens)
+        assert pair.answers["drafting"].token_ids == greedy_tokens(directory, tuple(prompt), GREEDY.max_tokens)
         for name, params in EMBEDDINGS.items():
             assert vector_of(pair, name) == expected_embedding(directory, prompt, params), name
         stats = pair.engines["prefill"].make_stats().spec_decoding_stats

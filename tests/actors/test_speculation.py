@@ -1,4 +1,4 @@
-"""With guesses or without, a request's tokens are the same: greedy and sampled, whatever is guessed.
+"""With drafts or without, a request's tokens are the same: greedy and sampled, whatever is drafted.
 
 Tests of actors/model/spec_decode/configured_proposer.py, actors/model/spec_decode/proposer.py.
 """
@@ -50,7 +50,7 @@ def all_with(params: SamplingParams) -> dict[str, tuple[tuple[int, ...], Samplin
 
 
 @pytest.mark.parametrize(
-    ("family", "guesses"),
+    ("family", "drafts"),
     [
         ("llama", "ngram"),
         ("llama", "right"),
@@ -61,7 +61,7 @@ def all_with(params: SamplingParams) -> dict[str, tuple[tuple[int, ...], Samplin
         ("opt", "wrong"),
     ],
 )
-def test_greedy_tokens_equal_generate_whatever_is_guessed(family: str, guesses: str, checkpoint: CheckpointOf) -> None:
+def test_greedy_tokens_equal_generate_whatever_is_drafted(family: str, drafts: str, checkpoint: CheckpointOf) -> None:
     directory = checkpoint(family)
     expected = greedy(directory)
     proposers: Mapping[str, ProposerMaker | None] = {
@@ -73,7 +73,7 @@ def test_greedy_tokens_equal_generate_whatever_is_guessed(family: str, guesses: 
     for num_batched_tokens, block_size, num_blocks in ((64, 8, 128), (11, 4, 37), (20, 1, 150)):
         engine = SpeculatingEngine(
             directory,
-            proposer=proposers[guesses],
+            proposer=proposers[drafts],
             max_num_batched_tokens=num_batched_tokens,
             block_size=block_size,
             num_blocks=num_blocks,
@@ -85,14 +85,14 @@ def test_greedy_tokens_equal_generate_whatever_is_guessed(family: str, guesses: 
         assert engine.stats.num_draft_tokens > 0
 
 
-def test_right_guesses_are_all_accepted_and_wrong_ones_never(checkpoint: CheckpointOf) -> None:
+def test_right_drafts_are_all_accepted_and_wrong_ones_never(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     expected = greedy(directory)
     right = SpeculatingEngine(directory, proposer=always_right(expected))
     right.run(all_with(GREEDY))
     assert right.stats.num_accepted_tokens == right.stats.num_draft_tokens
     num_sampled = NUM_OUTPUT_TOKENS * len(PROMPTS) - right.stats.num_accepted_tokens
-    # A token from the prompt's step, then four guesses and one token a step.
+    # A token from the prompt's step, then four drafts and one token a step.
     assert num_sampled <= (1 + -(-(NUM_OUTPUT_TOKENS - 1) // 5)) * len(PROMPTS)
 
     wrong = SpeculatingEngine(directory, proposer=always_wrong(expected))
@@ -122,7 +122,7 @@ def test_tokens_are_the_same_where_steps_may_overlap(overlap: bool, checkpoint: 
         assert engine.stats.num_accepted_tokens > 0
 
 
-def sampled_without_guesses(directory: Path, params: SamplingParams) -> dict[tuple[int, ...], list[int]]:
+def sampled_without_drafts(directory: Path, params: SamplingParams) -> dict[tuple[int, ...], list[int]]:
     seen = SpeculatingEngine(directory, None).run(all_with(params))
     return {prompt: seen[name].token_ids for name, prompt in PROMPTS.items()}
 
@@ -142,7 +142,7 @@ PARAMS: dict[str, SamplingParams] = {
 @pytest.mark.parametrize("kind", PARAMS)
 def test_seeded_tokens_are_those_that_are_sampled_one_by_one(kind: str, checkpoint: CheckpointOf) -> None:
     directory, params = checkpoint("llama"), PARAMS[kind]
-    expected = sampled_without_guesses(directory, params)
+    expected = sampled_without_drafts(directory, params)
     for proposer in (None, right_by_chance(expected), always_right(expected)):
         engine = SpeculatingEngine(directory, proposer=proposer, max_num_batched_tokens=30)
         seen = engine.run(all_with(params))
@@ -150,9 +150,9 @@ def test_seeded_tokens_are_those_that_are_sampled_one_by_one(kind: str, checkpoi
     assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("guesses", ["ngram", "right without rules", "right", "by chance"])
-def test_under_token_rules_greedy_tokens_equal_generate_whatever_is_guessed(
-    guesses: str, checkpoint: CheckpointOf
+@pytest.mark.parametrize("drafts", ["ngram", "right without rules", "right", "by chance"])
+def test_under_token_rules_greedy_tokens_equal_generate_whatever_is_drafted(
+    drafts: str, checkpoint: CheckpointOf
 ) -> None:
     directory = checkpoint("llama")
     params, expected = {}, {}
@@ -168,25 +168,25 @@ def test_under_token_rules_greedy_tokens_equal_generate_whatever_is_guessed(
         "right": always_right(expected),
         "by chance": right_by_chance(expected),
     }
-    engine = SpeculatingEngine(directory, proposer=proposers[guesses], max_num_batched_tokens=30)
+    engine = SpeculatingEngine(directory, proposer=proposers[drafts], max_num_batched_tokens=30)
     seen = engine.run({name: (prompt, params[prompt]) for name, prompt in PROMPTS.items()})
     assert {prompt: seen[name].token_ids for name, prompt in PROMPTS.items()} == expected
     assert engine.stats.num_draft_tokens > 0
-    if guesses == "right":
+    if drafts == "right":
         assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens
 
 
 def test_a_resumed_request_draws_what_it_would_have_drawn(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
-    expected = sampled_without_guesses(directory, SAMPLED)
+    expected = sampled_without_drafts(directory, SAMPLED)
     engine = SpeculatingEngine(directory, proposer=right_by_chance(expected))
     begun = {name: expected[prompt][:7] for name, prompt in PROMPTS.items()}
     seen = engine.run(all_with(SAMPLED), outputs=begun)
     assert {prompt: seen[name].token_ids for name, prompt in PROMPTS.items()} == expected
 
 
-def assert_equal_with_guesses(directory: Path, params: SamplingParams) -> None:
-    """Tokens, log-probabilities and ends must be those without guesses."""
+def assert_equal_with_drafts(directory: Path, params: SamplingParams) -> None:
+    """Tokens, log-probabilities and ends must be those without drafts."""
     plain = SpeculatingEngine(directory, None).run(all_with(params))
     right = always_right({prompt: plain[name].token_ids for name, prompt in PROMPTS.items()})
     engine = SpeculatingEngine(directory, proposer=right)
@@ -205,15 +205,15 @@ def assert_equal_with_guesses(directory: Path, params: SamplingParams) -> None:
 
 
 def test_logprobs_are_those_of_each_position(checkpoint: CheckpointOf) -> None:
-    assert_equal_with_guesses(checkpoint("llama"), replace(SAMPLED, logprobs=3))
+    assert_equal_with_drafts(checkpoint("llama"), replace(SAMPLED, logprobs=3))
 
 
-def test_a_stop_token_among_right_guesses_ends_the_request_there(checkpoint: CheckpointOf) -> None:
+def test_a_stop_token_among_right_drafts_ends_the_request_there(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     tokens = greedy(directory)[PROMPTS["40"]]
     stop_token_id = tokens[6]
     params = replace(GREEDY, stop_token_ids=(stop_token_id,))
-    assert_equal_with_guesses(directory, params)
+    assert_equal_with_drafts(directory, params)
 
     seen = SpeculatingEngine(directory, proposer=always_right(greedy(directory))).run(all_with(params))
     assert seen["40"].token_ids == tokens[: tokens.index(stop_token_id) + 1]
@@ -221,12 +221,12 @@ def test_a_stop_token_among_right_guesses_ends_the_request_there(checkpoint: Che
     assert seen["40"].end.finish_reason is FinishReason.STOP
 
 
-def test_below_min_tokens_no_guess_brings_a_stop_token(checkpoint: CheckpointOf) -> None:
+def test_below_min_tokens_no_draft_brings_a_stop_token(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     stop_token_ids = tuple(greedy(directory)[PROMPTS["40"]][2:6])
     params = replace(GREEDY, stop_token_ids=stop_token_ids, min_tokens=11)
     plain = SpeculatingEngine(directory, None).run(all_with(params))
-    # Guessed are the tokens of the request without min_tokens: these would stop it.
+    # Drafted are the tokens of the request without min_tokens: these would stop it.
     engine = SpeculatingEngine(directory, proposer=always_right(greedy(directory)))
     for name, seen in engine.run(all_with(params)).items():
         assert seen.token_ids == plain[name].token_ids

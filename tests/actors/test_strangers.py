@@ -115,8 +115,8 @@ async def test_a_stranger_is_told_nothing_and_does_nothing(engine: Running, capl
         first, end = await engine.call(method, message)
         assert first is None
         assert end == (
-            "UNAUTHENTICATED: refused by raypd, handshake protocol 2: "
-            "no proof of the cluster's secret came (handshake protocol 2)"
+            "UNAUTHENTICATED: refused by raypd, handshake protocol 3: "
+            "it sent no proof of the cluster's secret (handshake protocol 3)"
         )
     assert dict(engine.server.refusals.counts) == {"not_raypd": 3}
     assert engine.server.is_idle
@@ -144,7 +144,7 @@ async def test_a_replayed_hello_is_refused_on_every_kind_of_connection(engine: R
         await proof.confirm(genuine)
         assert await engine.call(method, messages(engine)[method], proof.metadata) == (
             None,
-            "UNAUTHENTICATED: refused by raypd, handshake protocol 2: its proof has been used before",
+            "UNAUTHENTICATED: refused by raypd, handshake protocol 3: its proof has been used before",
         )
         genuine.cancel()
 

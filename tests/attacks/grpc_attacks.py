@@ -19,7 +19,8 @@ from cluster.client.channel import open_channel
 from tests.attacks.target import Attack, Target
 from tests.attacks.wire import empties, inside, varint
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 60.0
+"""The first image waits for the start of the process that decodes images, beside two other test processes."""
 EMBEDDING_SIZE: Final = 64
 """The size of the embeddings of the model that is attacked."""
 OPTIONAL_PROPERTIES: Final = json.dumps({"type": "object", "properties": {f"p{i}": True for i in range(2000)}})

@@ -21,6 +21,7 @@ from cluster.errors import (
     UnknownEngine,
     UnknownNode,
 )
+from cluster.observability.request_records import FoundRecords, RecordQuery
 from cluster.observability.status import ClusterView, ControllerView
 from cluster.parameters.generation import GenerateChunk, GenerateRequest, TextPrompt
 from cluster.parameters.sampling_options import SamplingOptions
@@ -60,16 +61,26 @@ class Pair:
 
 
 class RecordingRouter(LeastLoadedPair):
-    """told: what it was told, with the engines in question, the one that decodes last"""
+    """A router that notes what it is told.
+
+    told:      starts and ends, with the engines in question, the one that decodes last
+    under_way: the ids of requests that have started and not left
+    """
 
     def __init__(self) -> None:
         self.told: list[tuple[str, ...]] = []
+        self.under_way: list[str] = []
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         self.told.append(("start", *_engine_ids(route)))
+        self.under_way.append(request.request_id)
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         self.told.append(("end", *_engine_ids(route)))
+
+    def on_leave(self, request_id: str) -> None:
+        if request_id in self.under_way:
+            self.under_way.remove(request_id)
 
 
 def _engine_ids(route: Route[EngineT]) -> list[str]:
@@ -160,13 +171,18 @@ def assert_nothing_is_left(pair: Pair) -> None:
 
 
 class FakeAdmin:
-    """A controller that remembers what it was asked; engine "d0" is the only one."""
+    """A controller that remembers what it was asked; engine "d0" is the only one. found: at the other ingresses"""
 
-    def __init__(self) -> None:
+    def __init__(self, found: FoundRecords | None = None) -> None:
+        self.found = found or FoundRecords()
         self.asked: list[tuple[object, ...]] = []
 
     async def status(self) -> ControllerView:
         raise ControllerUnavailable("it is a fake")
+
+    async def find_records(self, query: RecordQuery) -> FoundRecords:
+        self.asked.append(("find_records", query))
+        return self.found
 
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         self.asked.append(("scale", dict(counts)))

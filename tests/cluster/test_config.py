@@ -49,9 +49,15 @@ def test_every_mistake_is_named_with_its_field_its_value_and_what_is_allowed(yam
     ]
 
 
-def test_a_prefill_engine_without_a_decode_engine_is_refused() -> None:
-    (mistake,) = mistakes(None, decode={"count": 0})
-    assert "prefill.count is 1 and decode.count is 0" in mistake
+@pytest.mark.parametrize(("num_prefill", "num_decode"), [(2, 0), (0, 2)])
+def test_engines_of_one_role_are_a_cluster(num_prefill: int, num_decode: int) -> None:
+    config = load_cluster_config(None, {"prefill": {"count": num_prefill}, "decode": {"count": num_decode}})
+    assert (config.prefill.count, config.decode.count) == (num_prefill, num_decode)
+
+
+def test_a_cluster_without_engines_that_serve_is_refused() -> None:
+    (mistake,) = mistakes(None, prefill={"count": 0}, decode={"count": 0}, encode={"count": 1})
+    assert "no engines: set prefill.count, decode.count or both.count to at least 1" in mistake
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,10 @@ def test_a_local_cluster_listens_on_loopback_only_and_nobody_else_enters_its_dir
         family = [process, *process.children(recursive=True)]
         listeners = _listeners(_sockets_of(family))
         assert len(listeners) >= 6, "Ray's own processes are among them"
+        programs = " ".join(word for one in family for word in one.cmdline())
+        assert "agent_stand_in.py" in programs
+        for left_out in ("dashboard/agent.py", "dashboard/dashboard.py", "autoscaler", "log_monitor.py"):
+            assert f"/{left_out}" not in programs, "needed_processes.py"
         assert {one for one in listeners if not _is_loopback(one[0])} == set()
 
         words = [word for one in family for word in one.cmdline()]

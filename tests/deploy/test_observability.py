@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.observability.metrics import ServingMetrics, exposition
+from cluster.observability.routing_figures import RoutingSummary, RoutingTotals
 from cluster.observability.status import ClusterView, EngineView, RequestView
 from kv_transfer.transfer_stats import TransferStats
 
@@ -32,7 +33,8 @@ _OF_PROMETHEUS = {"up": set[str]()}
 @cache
 def _metrics() -> dict[str, set[str]]:
     """The labels of each metric that an ingress tells, by the name of its samples."""
-    metrics = ServingMetrics()
+    routed = RoutingTotals((1, 0, 0, 0), 1.0, 1.0, (1,) * len(RoutingTotals().num_by_error))
+    metrics = ServingMetrics(lambda: RoutingSummary(routed, routed))
     metrics.on_end("stop", 1.0)
     metrics.on_http("/v1/models", 200)
     metrics.certificate_ends_at_s = lambda: 1.0

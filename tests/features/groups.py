@@ -80,7 +80,7 @@ def _prepare_structured_output(checkpoint: CheckpointOf) -> Setup:
 
 def _prepare_speculation(checkpoint: CheckpointOf, method: str) -> Setup:
     directory = checkpoint("llama")
-    # The draft model is the model itself: it guesses right, as long as its cache is.
+    # The draft model is the model itself: it drafts right, as long as its cache is.
     draft = {"model": str(directory)} if method == "draft_model" else {}
     speculative = SpeculativeConfig.model_validate(
         {"method": method, "num_tokens": 3, "min_acceptance": 0.01, "prompt_lookup_min": 1, **draft}
@@ -92,15 +92,15 @@ def _prepare_speculation(checkpoint: CheckpointOf, method: str) -> Setup:
     request = GenerateRequest(prompt=TokenPrompt(prompt), sampling=sampling)
     expected = greedy_tokens(directory, tuple(prompt), _NUM_SPECULATED_TOKENS)
     feature = Generated(f"speculative decoding: {method}", request, partial(_assert_tokens, expected))
-    return Setup(_with_scheduler(config, scheduler), [feature], check=_assert_guessed_right)
+    return Setup(_with_scheduler(config, scheduler), [feature], check=_assert_drafted_right)
 
 
 def _prepare_token_rules(checkpoint: CheckpointOf) -> Setup:
     directory = checkpoint("llama")
     config = _with_grammars(_small_engines(directory))
-    guesses = SpeculativeConfig(num_tokens=3, min_acceptance=0.01, prompt_lookup_min=1)
+    drafts = SpeculativeConfig(num_tokens=3, min_acceptance=0.01, prompt_lookup_min=1)
     return prepare_token_rules(
-        _with_scheduler(config, config.scheduler.model_copy(update={"speculative": guesses})), directory
+        _with_scheduler(config, config.scheduler.model_copy(update={"speculative": drafts})), directory
     )
 
 
@@ -144,7 +144,7 @@ def _assert_tokens(expected: list[int], chunks: list[GenerateChunk]) -> None:
     assert token_ids_of(chunks) == expected
 
 
-def _assert_guessed_right(cluster: RecoveringCluster) -> None:
+def _assert_drafted_right(cluster: RecoveringCluster) -> None:
     stats = [engine.stats.spec_decoding_stats for engine in cluster.engines.values()]
     assert sum(stat.num_accepted_tokens for stat in stats if stat is not None) > 0
 

@@ -17,6 +17,7 @@ from tests.integration.recovering_cluster import RecoveringCluster, recovering_c
 _TIMEOUT_S: Final = 60.0
 _STEPS_BETWEEN_PREEMPTIONS: Final = 4
 _NUM_ROUNDS: Final = 3
+_MAX_ROUNDS: Final = 4 * _NUM_ROUNDS
 
 Outcomes = dict[str, BaseException | None]
 _Asking = asyncio.Future[list[BaseException | None]]
@@ -36,14 +37,15 @@ async def run_scenario(scenario: Scenario, setup: Setup) -> Outcomes:
         asyncio.timeout(_TIMEOUT_S),
     ):
         await cluster.join(*_members_of(scenario), *setup.encoders)
-        preemptions = [_Preemptions(cluster, name) for name in cluster.engines if scenario is Scenario.PREEMPTED]
+        num_streams = sum(feature.num_streams for feature in features)
+        preempted = cluster.engines if scenario is Scenario.PREEMPTED else ()
+        preemptions = [_Preemptions(cluster, name, num_streams) for name in preempted]
         asking = asyncio.gather(*(feature.visit(cluster.serving) for feature in features), return_exceptions=True)
         if scenario is Scenario.RESUMED:
             await _crash(cluster, features, asking)
         outcomes = dict(zip((feature.name for feature in features), await asking, strict=True))
         await cluster.until_idle()
         if scenario is Scenario.PREEMPTED:
-            num_streams = sum(feature.num_streams for feature in features)
             assert sum(each.num_preempted for each in preemptions) >= max(1, num_streams)
         if scenario not in (Scenario.PREFILL_ONLY, Scenario.DECODE_ONLY):
             _assert_handed_over(cluster, features)
@@ -89,10 +91,12 @@ async def _first_of(event: asyncio.Event, asking: _Asking) -> None:
 class _Preemptions:
     """Preempts everything that an engine runs, some times, and makes it forget what it had cached."""
 
-    def __init__(self, cluster: RecoveringCluster, engine_id: str) -> None:
+    def __init__(self, cluster: RecoveringCluster, engine_id: str, num_streams: int) -> None:
+        """num_streams: how many preemptions are wanted at least"""
         core = cluster.engines[engine_id]._core
         assert core is not None
         self.num_preempted = 0
+        self._num_streams = num_streams
         self._core: EngineCore = core
         self._step = core.step
         self._num_steps = 0
@@ -101,7 +105,9 @@ class _Preemptions:
 
     def _preempt_and_step(self) -> StepResult:
         scheduler = self._core.scheduler
-        if self._num_rounds < _NUM_ROUNDS and any(map(_is_in_the_middle, scheduler.running)):
+        # Requests that come one after the other are preempted one by one.
+        is_enough = self._num_rounds >= _NUM_ROUNDS and self.num_preempted >= self._num_streams
+        if not is_enough and self._num_rounds < _MAX_ROUNDS and any(map(_is_in_the_middle, scheduler.running)):
             # Steps that nobody is in the middle of do not count: how many there are is a matter of luck.
             is_due = self._num_steps % _STEPS_BETWEEN_PREEMPTIONS == 0
             self._num_steps += 1

@@ -1,4 +1,4 @@
-"""Tokens and words that an output must not have as rows of the table, each with guesses and some with a grammar."""
+"""Tokens and words that an output must not have as rows of the table, each with drafts and some with a grammar."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.structured import KINDS, constrained_tokens
 from tests.token_rules import ALLOWED, OutputRules, ruled_tokens, words_in
 
 ROWS: Final = (
-    "allowed_token_ids, guessed ahead",
-    "bad_words, guessed ahead",
+    "allowed_token_ids, drafted ahead",
+    "bad_words, drafted ahead",
     "allowed_token_ids and bad_words, with a grammar",
 )
 _NUM_TOKENS: Final = 24
@@ -32,7 +32,7 @@ _NUM_FORMED_TOKENS: Final = 80
 def prepare_token_rules(config: EngineConfig, directory: Path) -> Setup:
     """The rows: greedy output is what generate() says under transformers' own processors.
 
-    config: of engines with grammars, that guess
+    config: of engines with grammars, that draft
     """
     prompt = random_prompt(9) * 4
     words = words_in(directory, greedy_tokens(directory, tuple(prompt), _NUM_TOKENS))
@@ -49,7 +49,7 @@ def prepare_token_rules(config: EngineConfig, directory: Path) -> Setup:
     for name, (sampling, expected) in zip(ROWS, asked, strict=True):
         request = GenerateRequest(prompt=TokenPrompt(prompt), sampling=sampling, cache_salt=name)
         features.append(Generated(name, request, partial(_assert_tokens, expected)))
-    return Setup(config, features, check=_assert_guessed)
+    return Setup(config, features, check=_assert_drafted)
 
 
 def _with_grammar(directory: Path, prompt: list[int]) -> tuple[SamplingOptions, list[int]]:
@@ -75,6 +75,6 @@ def _assert_tokens(expected: list[int], chunks: list[GenerateChunk]) -> None:
     assert token_ids_of(chunks) == expected
 
 
-def _assert_guessed(cluster: RecoveringCluster) -> None:
+def _assert_drafted(cluster: RecoveringCluster) -> None:
     stats = [engine.stats.spec_decoding_stats for engine in cluster.engines.values()]
     assert sum(stat.num_draft_tokens for stat in stats if stat is not None) > 0

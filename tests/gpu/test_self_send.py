@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from benchmarks.nccl import SelfSend, seconds_per_call
-from kv_transfer.transports.nccl_device import CudaDevice, mark_compute
+from kv_transfer.device_kind import mark_stream
+from kv_transfer.transports.nccl_device import CudaDevice
 from kv_transfer.transports.nccl_library import load_nccl
 from tests.gpu.conftest import Say
 
@@ -43,7 +44,7 @@ def test_a_transfer_does_not_wait_for_compute_that_it_does_not_depend_on() -> No
         self_send.move(source, target, 4 << 20)
         torch.cuda.synchronize(DEVICE)
         torch.cuda._sleep(4_000_000_000)  # type: ignore[no-untyped-call]  # torch's own
-        computed = mark_compute(DEVICE)
+        computed = mark_stream(DEVICE)
         self_send.move(source, target, 4 << 20)
         self_send.stream.record().synchronize()
         assert computed is not None
@@ -57,7 +58,7 @@ def test_a_transfer_waits_on_the_device_for_the_step_that_it_depends_on() -> Non
         torch.cuda.synchronize(DEVICE)
         torch.cuda._sleep(1_000_000_000)  # type: ignore[no-untyped-call]  # torch's own
         source.fill_(7)
-        computed = mark_compute(DEVICE)
+        computed = mark_stream(DEVICE)
         assert computed is not None
         self_send.stream.wait(computed)
         self_send.move(source, target, 4 << 20)

@@ -92,6 +92,7 @@ def _config(model: Path) -> dict[str, object]:
         "parallel": {"num_threads": 1},
         "prefill": {"count": 1, "num_cpus": 0, "resources": {"prefill": 1}},
         "decode": {"count": 2, "num_cpus": 0, "resources": {"decode": 1}},
+        "routing": {"mode": "disaggregate"},
         "ingress": {
             "host": "0.0.0.0",
             "insecure": True,

@@ -15,6 +15,8 @@ from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.routing.prefixes.prefix_index import PrefixIndex
+from cluster.routing.prefixes.prefix_indexes import PrefixIndexes
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
 from cluster.settings.ingress import IngressConfig
@@ -32,17 +34,31 @@ class LocalCluster:
     serving: Serving
     pool: SessionPool
     engines: dict[str, EngineServer]
+    prefix_index: PrefixIndex
 
 
 @asynccontextmanager
 async def local_cluster(
-    config: EngineConfig, *decode_configs: EngineConfig, migrates_preempted: bool = True, trust: Trust = TRUST
+    config: EngineConfig,
+    *decode_configs: EngineConfig,
+    migrates_preempted: bool = True,
+    trust: Trust = TRUST,
+    only: EngineRole | None = None,
 ) -> AsyncIterator[LocalCluster]:
-    """One prefill engine, and a decode engine of each of these configurations, or one of the same."""
-    engines = {"prefill-0": EngineServer(config, "prefill-0", 1, trust)}
-    for number, decode_config in enumerate(decode_configs or (config,)):
-        engines[f"decode-{number}"] = EngineServer(decode_config, f"decode-{number}", 1, trust)
-    pool = SessionPool(member(trust=trust), timeout_s=10.0)
+    """One prefill engine, and a decode engine of each of these configurations, or one of the same.
+
+    only: two engines of this role instead, and no other
+    """
+    if only is None:
+        configs = {"prefill-0": config}
+        configs |= {f"decode-{number}": each for number, each in enumerate(decode_configs or (config,))}
+    else:
+        configs = {f"{only.value}-{number}": config for number in range(2)}
+    engines = {name: EngineServer(each, name, 1, trust) for name, each in configs.items()}
+    block_size = config.cache.block_size
+    indexes = PrefixIndexes()
+    router = PrefixAwarePair(block_size, indexes.make(1, block_size), hash_key=BlockHashKey(trust.block_hash_key))
+    pool = SessionPool(member(trust=trust), 10.0, indexes=indexes)
     try:
         membership = Membership(0, ())
         for name, engine in engines.items():
@@ -50,14 +66,13 @@ async def local_cluster(
             address = await engine.start("127.0.0.1")
             membership = membership.with_engine(EngineDescriptor(name, 1, role, address))
         await pool.update(membership)
-        facts = engines["decode-0"].facts
+        facts = next(reversed(engines.values())).facts
         description = ModelDescription.of("test", facts)
         tokenizer = ModelTokenizer.from_directory(Path(config.model.model), use_fastokens=True)
-        router = PrefixAwarePair(facts.layout.block_size, hash_key=BlockHashKey(trust.block_hash_key))
         versions = ModelVersions(ModelVersion(1, InputProcessor(description, tokenizer), router))
         planner = MigrationPlanner(pool.stats) if migrates_preempted else None
         serving = Serving(versions, pool, IngressConfig(), migration_planner=planner)
-        yield LocalCluster(serving, pool, engines)
+        yield LocalCluster(serving, pool, engines, indexes.make(1, block_size))
     finally:
         await pool.close()
         for engine in engines.values():

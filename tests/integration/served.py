@@ -139,8 +139,14 @@ class ServeProcess:
 
 def actor_process(title: str) -> psutil.Process:
     """The process of the one actor of this class that this test has started."""
-    [process] = [p for p in psutil.Process().children(recursive=True) if p.cmdline()[:1] == [f"ray::{title}"]]
+    [process] = actor_processes(title)
     return process
+
+
+def actor_processes(title: str) -> list[psutil.Process]:
+    """The processes of the actors of this class. Their titles may name a call that waits, such as wait_for_end."""
+    family = psutil.Process().children(recursive=True)
+    return [one for one in family if "".join(one.cmdline()[:1]).partition(".")[0] == f"ray::{title}"]
 
 
 def process_listening_at(port: int) -> psutil.Process:

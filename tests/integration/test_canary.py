@@ -25,7 +25,9 @@ pytestmark = pytest.mark.timeout(120)
 
 def config_of(directory: Path, dtype: str) -> EngineConfig:
     config = engine_config(directory, transfer=KVTransferConfig())
-    return config.model_copy(update={"model": ModelConfig(model=str(directory), dtype=dtype, device="cpu")})
+    # Packed weights are no parameters, so nothing could change them.
+    model = ModelConfig(model=str(directory), dtype=dtype, device="cpu", weight_packing="none")
+    return config.model_copy(update={"model": model})
 
 
 def parameters(engine: EngineServer) -> Iterable[tuple[str, torch.Tensor]]:

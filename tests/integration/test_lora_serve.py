@@ -124,7 +124,11 @@ async def test_what_cannot_be_served_is_refused_with_the_reason(address: str, ad
             ),
             ({"lora_name": "../secret"}, grpc.StatusCode.NOT_FOUND, "lora_name is '../secret'"),
             ({"model": "nobody"}, grpc.StatusCode.NOT_FOUND, "model 'nobody' is not served here"),
-            ({"lora_name": "high"}, grpc.StatusCode.INVALID_ARGUMENT, "its rank is 32; max_lora_rank is 16"),
+            (
+                {"lora_name": "high"},
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "its rank is 32, and lora.max_lora_rank allows 16",
+            ),
             ({"lora_name": "broken"}, grpc.StatusCode.INVALID_ARGUMENT, "adapter_model.safetensors is broken"),
         ):
             with pytest.raises(CallFailed) as failed:

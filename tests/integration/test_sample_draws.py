@@ -1,4 +1,4 @@
-"""Samples with guesses, against what their seeds draw from the distribution that transformers computes in float64."""
+"""Samples with drafts, against what their seeds draw from the distribution that transformers computes in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guesses through a handoff: the decode engine guesses, the prefill engine does not, the tokens are what they are."""
+"""Drafts through a handoff: the decode engine drafts, the prefill engine does not, the tokens are what they are."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_handed_over_requests_keep_their_tokens(
         pair.assert_whole()
 
 
-def test_a_request_may_be_aborted_while_its_guesses_are_checked(checkpoint: CheckpointOf) -> None:
+def test_a_request_may_be_aborted_while_its_drafts_are_checked(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     config = speculating(engine_config(directory, block_size=8, overlap=True))
     with proposing(right_by_chance(greedy(directory))), EnginePair(config, config) as pair:

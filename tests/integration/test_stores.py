@@ -113,5 +113,5 @@ def test_a_store_that_is_not_installed_is_refused_at_the_start(checkpoint: _Chec
 
 def test_host_memory_too_small_for_a_block_is_refused_at_the_start(checkpoint: _CheckpointOf) -> None:
     transfer = KVTransferConfig(transport="loopback", cpu_cache_gib=1e-9)
-    with pytest.raises(StoreUnavailable, match="does not hold one block"):
+    with pytest.raises(StoreUnavailable, match="is too small for one block"):
         _start(engine_config(checkpoint("llama"), transfer=transfer))

@@ -1,4 +1,4 @@
-"""Structured output may be guessed too: the same tokens, in fewer steps."""
+"""Structured output may be drafted too: the same tokens, in fewer steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def answer_all(
     num_blocks: int = 64,
     params: SamplingParams = GREEDY,
 ) -> tuple[dict[str, Answer], SpecDecodingStats | None]:
-    """Hand a request of each form over, and return the answers and what D's guesses were worth.
+    """Hand a request of each form over, and return the answers and what D's drafts were worth.
 
     With few blocks, until some were preempted: on a busy machine one may be over before the next one has come.
     """
@@ -73,7 +73,7 @@ def _answer_all_once(
 
 @pytest.mark.parametrize("num_blocks", [17, 64])
 @pytest.mark.parametrize("make_proposer", [always_right, always_wrong, right_by_chance])
-def test_the_form_is_kept_whatever_is_guessed(
+def test_the_form_is_kept_whatever_is_drafted(
     make_proposer: Callable[[dict[tuple[int, ...], list[int]]], ProposerMaker],
     num_blocks: int,
     checkpoint: CheckpointOf,
@@ -91,17 +91,17 @@ def test_the_form_is_kept_whatever_is_guessed(
     if make_proposer is always_right:
         assert stats.num_accepted_tokens > 0.9 * stats.num_draft_tokens > 0
     if make_proposer is always_wrong:
-        # Most wrong guesses are against the grammar, and never checked.
+        # Most wrong drafts are against the grammar, and never checked.
         assert stats.num_accepted_tokens == 0
 
 
-def test_sampled_forms_are_those_of_an_engine_without_guesses(checkpoint: CheckpointOf) -> None:
+def test_sampled_forms_are_those_of_an_engine_without_drafts(checkpoint: CheckpointOf) -> None:
     directory = checkpoint("llama")
     params = replace(GREEDY, temperature=1.3, top_p=0.95, presence_penalty=0.5, seed=4)
     plain, _ = answer_all(directory, None, params=params)
     known = {tuple(PROMPTS[name]): answer.token_ids for name, answer in plain.items()}
-    guessed, stats = answer_all(directory, EAGER, right_by_chance(known), params=params)
-    assert {name: answer.token_ids for name, answer in guessed.items()} == {
+    drafted, stats = answer_all(directory, EAGER, right_by_chance(known), params=params)
+    assert {name: answer.token_ids for name, answer in drafted.items()} == {
         name: answer.token_ids for name, answer in plain.items()
     }
     assert stats is not None

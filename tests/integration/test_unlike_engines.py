@@ -16,9 +16,11 @@ from actors.engine_server import EngineServer
 from cluster.api.process import IngressProcess
 from cluster.client import GenerateClient
 from cluster.config import ClusterConfig
+from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership
 from cluster.settings.ingress import IngressConfig
+from cluster.settings.routing import RoutingConfig
 from kv_transfer.config import KVTransferConfig
 from tests.cluster.serving_setup import FakeAdmin
 from tests.engine_pair import engine_config
@@ -58,7 +60,11 @@ class Fleet:
 @asynccontextmanager
 async def fleet(directory: Path, **checksums: bool) -> AsyncIterator[tuple[Fleet, GenerateClient]]:
     """Engines by name, with an underscore, and a client of the ingress. All of them serve."""
-    process = IngressProcess(ClusterConfig(ingress=IngressConfig(port=0)), FakeAdmin(), member())
+    process = IngressProcess(
+        ClusterConfig(ingress=IngressConfig(port=0), routing=RoutingConfig(mode=RoutingMode.DISAGGREGATE)),
+        FakeAdmin(),
+        member(),
+    )
     engines = Fleet(directory, process)
     try:
         for name, checksum in checksums.items():

@@ -246,7 +246,9 @@ class TurnsMachine(RuleBasedStateMachine):
         if wire is None:
             return False
         job = cast(ChunkJob, wire.receives.popleft())
-        assert self.requests[int(job.transfer_id[1:])].received is None, "a reported transfer's blocks were written"
+        assert self.requests[int(str(job.transfer_id)[1:])].received is None, (
+            "a reported transfer's blocks were written"
+        )
         for target, source in zip(job.blocks, wire.flying.popleft(), strict=True):
             target.copy_(source)
         if is_flipped and self.checksum:

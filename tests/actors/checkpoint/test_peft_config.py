@@ -54,7 +54,7 @@ def test_target_modules_are_endings_of_names_or_a_pattern_for_all_of_it(
     [
         ({"peft_type": "IA3"}, "only LORA is served"),
         ({"task_type": "SEQ_CLS"}, "only CAUSAL_LM is served"),
-        ({"r": 17}, "its rank is 17; max_lora_rank is 16"),
+        ({"r": 17}, "its rank is 17, and lora.max_lora_rank allows 16"),
         ({"rank_pattern": {"q_proj": 32}}, "its rank is 32"),
         ({"rank_pattern": {"q_proj": "high"}}, "which is no rank"),
         ({"alpha_pattern": {"q_proj": None}}, "which is no number"),

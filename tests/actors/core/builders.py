@@ -56,7 +56,7 @@ def make_scheduler(
     fairness: Literal["none", "ingress", "tenant"] = "ingress",
     encoder_budget: int = 16,
     encoder_cache_size: int = 16,
-    enable_kv_events: bool = False,
+    enable_kv_events: bool = True,
     structured_output: StructuredOutputManager | None = None,
     worker_abilities: Iterable[Ability] = frozenset(Ability),
     connector: KVConnectorScheduler | None = None,

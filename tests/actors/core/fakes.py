@@ -266,13 +266,11 @@ class FakeGrammars:
         assert request_id in self.tokens
         return next((place for place, token_id in enumerate(token_ids) if token_id == self.forbidden), len(token_ids))
 
-    def fill_bitmask(
-        self, request_ids: Iterable[str], guesses: Mapping[str, Sequence[int]] | None = None
-    ) -> np.ndarray:
+    def fill_bitmask(self, request_ids: Iterable[str], drafts: Mapping[str, Sequence[int]] | None = None) -> np.ndarray:
         rows = [
-            [len(self.tokens[request_id]) + num_guesses]
+            [len(self.tokens[request_id]) + num_drafts]
             for request_id in request_ids
-            for num_guesses in range(len((guesses or {}).get(request_id, ())) + 1)
+            for num_drafts in range(len((drafts or {}).get(request_id, ())) + 1)
         ]
         return np.array(rows, dtype=np.int32)
 

@@ -322,7 +322,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             check_admission_order(engine.scheduler.config, engine.submitted.values())
         for link in self.network.links:
             for job in link.jobs_leaving:
-                self.prefill.check_leaving(job.transfer_id, block_ids_of(job))
+                self.prefill.check_leaving(str(job.transfer_id), block_ids_of(job))
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -262,7 +262,7 @@ class RingMachine(RuleBasedStateMachine):
         for link in self.network.links:
             producer = self.engines[self.addresses.index(self.network.producer_of(link).address)]
             for job in link.jobs_leaving:
-                producer.check_leaving(job.transfer_id, block_ids_of(job))
+                producer.check_leaving(str(job.transfer_id), block_ids_of(job))
 
     # -- progress and the end ------------------------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from actors.lora_config import LoraConfig
 from actors.model.loaded_runner import LoadedRunner
 from actors.model.model_runner import ModelRunner
 from kv_transfer.layout import KeyOrder
+
+NOT_YET: Final = -7
+"""Stands for a token that the host does not know yet."""
 
 
 def make_runner(
@@ -104,6 +108,39 @@ class Stepper:
 
     def step(self, num_tokens: dict[str, int]) -> ModelRunnerOutput:
         """Compute so many tokens of these sequences, in this order."""
+        output = self.runner.execute_model(self._describe_step(num_tokens))
+        for req_id, sampled in zip(output.req_ids, sampled_token_ids(output), strict=True):
+            self.sequences[req_id].num_computed += num_tokens[req_id]
+            self.sequences[req_id].output.extend(sampled)
+        self.outputs.append(output)
+        return output
+
+    def launch(self, num_tokens: dict[str, int]) -> Callable[[], ModelRunnerOutput]:
+        """Begin to compute so many tokens of these sequences; returns a function that waits for the new tokens.
+
+        Until then a sequence that gets one has NOT_YET instead.
+        """
+        launched = self.runner.launch(self._describe_step(num_tokens))
+        pending: dict[str, tuple[Sequence, int]] = {}
+        for req_id, count in num_tokens.items():
+            sequence = self.sequences[req_id]
+            sequence.num_computed += count
+            if sequence.num_computed == sequence.num_tokens:
+                pending[req_id] = (sequence, len(sequence.output))
+                sequence.output.append(NOT_YET)
+
+        def wait() -> ModelRunnerOutput:
+            output = launched.result()
+            for req_id, sampled in zip(output.req_ids, sampled_token_ids(output), strict=True):
+                assert len(sampled) == (req_id in pending)
+                if sampled:
+                    sequence, index = pending[req_id]
+                    sequence.output[index] = sampled[0]
+            return output
+
+        return wait
+
+    def _describe_step(self, num_tokens: dict[str, int]) -> SchedulerOutput:
         new: list[NewRequestData] = []
         resumed: list[ResumedRequestData] = []
         grown: list[tuple[int, int, int]] = []
@@ -111,22 +148,16 @@ class Stepper:
             sequence = self.sequences[req_id]
             self.allocate(sequence, sequence.num_computed + count)
             self._describe(req_id, sequence, new, resumed, grown)
-        output = self.runner.execute_model(
-            SchedulerOutput(
-                batch=self._batch(num_tokens, grown),
-                scheduled_new_reqs=new,
-                scheduled_resumed_reqs=resumed,
-                total_num_scheduled_tokens=sum(num_tokens.values()),
-                finished_req_ids=self._finished,
-                preempted_req_ids=self._preempted,
-            )
+        described = SchedulerOutput(
+            batch=self._batch(num_tokens, grown),
+            scheduled_new_reqs=new,
+            scheduled_resumed_reqs=resumed,
+            total_num_scheduled_tokens=sum(num_tokens.values()),
+            finished_req_ids=self._finished,
+            preempted_req_ids=self._preempted,
         )
         self._finished, self._preempted = set(), set()
-        for req_id, sampled in zip(output.req_ids, sampled_token_ids(output), strict=True):
-            self.sequences[req_id].num_computed += num_tokens[req_id]
-            self.sequences[req_id].output.extend(sampled)
-        self.outputs.append(output)
-        return output
+        return described
 
     def run(self, *, num_output_tokens: int, chunk: int = 1 << 30) -> dict[str, list[int]]:
         """Step until every sequence has so many output tokens, at most chunk tokens of each in a step."""

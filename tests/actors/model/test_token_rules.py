@@ -12,7 +12,8 @@ from transformers import NoBadWordsLogitsProcessor, SuppressTokensLogitsProcesso
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.requests.token_rules import TokenRules
 from actors.model.sampling.sampler import sample
-from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.sampling.sampling_batch import SamplingBatch
+from actors.model.sampling.sampling_row import SamplingRow
 
 VOCAB_SIZE = 50
 ALLOWED = (3, 8, 9, 30)

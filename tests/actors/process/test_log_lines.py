@@ -86,7 +86,7 @@ def test_each_record_is_one_line_from_a_level_on(
 
 def test_a_level_that_there_is_not_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = _said(_TALK, monkeypatch, "loud").splitlines()
-    assert first.endswith("WARNING kv_transfer unknown log level, INFO is used RAYPD_LOG_LEVEL=loud")
+    assert first.endswith("WARNING kv_transfer the log level is unknown, so INFO is used RAYPD_LOG_LEVEL=loud")
     assert len(others) == 2
 
 

@@ -124,7 +124,7 @@ def test_a_rank_that_is_gone_wakes_an_idle_engine_and_fails_every_later_call(eng
     engine.ranks[2].close()
     assert engine.woke.wait(TIMEOUT_S)
     for call in (lambda: engine.hub.broadcast(step(1)), engine.hub.collect_steps, engine.hub.collect_steps):
-        with pytest.raises(RankLost, match="rank 2: its process is gone"):
+        with pytest.raises(RankLost, match="rank 2: its process has ended"):
             call()
 
 

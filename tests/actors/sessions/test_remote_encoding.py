@@ -139,7 +139,7 @@ async def wrong(item: EncoderInput) -> PackedArray:
 
 @pytest.mark.parametrize(
     ("encode", "reason"),
-    [(never, "Deadline Exceeded"), (broken, "out of order"), (wrong, "4 embeddings of an image that has")],
+    [(never, "did not answer within"), (broken, "out of order"), (wrong, "embeddings is given 4")],
 )
 async def test_what_does_not_come_is_encoded_by_who_asked(
     encode: Callable[[EncoderInput], Awaitable[PackedArray]],

@@ -97,7 +97,7 @@ def test_a_consumer_that_acknowledges_with_something_else_loses_its_link() -> No
     pool = allocate_shared_pool(LAYOUT)
     with opened_link(pool) as (producer, consumer):
         say(consumer, b"b")
-        with pytest.raises(LinkLost, match="in the place of a chunk's acknowledgement"):
+        with pytest.raises(LinkLost, match="instead of a chunk's acknowledgement"):
             producer.send([pool[3]], TIMEOUT_S)
 
 

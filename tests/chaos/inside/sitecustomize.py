@@ -40,8 +40,16 @@ def _step_clock(file: Path) -> None:
         seconds: float = struct.unpack_from("d", offset)[0]
         return seconds
 
+    # gRPC makes its deadlines of time.time() and compares them with the machine's clock, which nobody has stepped. So
+    # gRPC keeps the true clock: its Python modules by their names, and its compiled one, which has no frame, by a
+    # `time` of its own. (If the clock is really stepped, as by libfaketime, both move together, and deadlines hold.)
+    true_time = types.ModuleType("time")
+    true_time.__dict__.update(vars(time))
+
     def stepped_s() -> float:
-        # gRPC makes its deadlines of this and compares them with the machine's clock, which nobody has stepped.
+        compiled = sys.modules.get("grpc._cython.cygrpc")
+        if compiled is not None and getattr(compiled, "time", None) is time:
+            compiled.time = true_time  # type: ignore[attr-defined]  # a module's name
         asked_by: str = sys._getframe(1).f_globals.get("__name__", "")
         return unix_s() + (0.0 if asked_by.startswith("grpc") else offset_s())
 

@@ -10,17 +10,23 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
+from actors.core.requests.slo import Slo
 from actors.model_facts import ModelFacts
+from cluster.access.aims import SloConfig
 from cluster.api.model_loader import ModelLoader
 from cluster.api.process import IngressProcess
 from cluster.client import GenerateClient
 from cluster.config import DEMO_MODEL, ClusterConfig
 from cluster.errors import TokenizerUnusable
+from cluster.parameters.generation import GenerateRequest, TokenPrompt
 from cluster.requests.model_versions import ModelVersion, ModelVersions
-from cluster.routing.least_loaded import LeastLoadedPair
-from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.routing.cost_router import CostRouter
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.settings.ingress import IngressConfig
+from cluster.settings.routing import RoutingConfig, RoutingMode
 from tests.cluster.serving_setup import FakeAdmin
 from tests.cluster.tokenizer_kinds import tokenizer_of_kind
 from tests.kv_transfer.connected_workers import LAYOUT
@@ -57,8 +63,8 @@ async def test_each_version_has_a_tokenizer_and_a_router_of_its_own(tmp_path: Pa
     first = await loaded(loader, versions, FIRST)
     second = await loaded(loader, versions, ServedModel(2, str(other), FACTS))
     assert first.input_processor.tokenizer is not second.input_processor.tokenizer
-    assert isinstance(first.router, PrefixAwarePair)
-    assert isinstance(second.router, PrefixAwarePair)
+    assert isinstance(first.router, CostRouter)
+    assert isinstance(second.router, CostRouter)
     assert first.router is not second.router
     assert first.input_processor.model.name == second.input_processor.model.name == DEMO_MODEL.name
 
@@ -86,9 +92,8 @@ async def test_a_tokenizer_that_fastokens_cannot_be_used_for_is_logged(
 
 async def test_a_version_that_has_left_is_loaded_again_if_it_comes_back() -> None:
     versions = ModelVersions()
-    loader = ModelLoader(ClusterConfig(ingress=IngressConfig(router="least_loaded")), versions, hash_key=PUBLIC_KEY)
-    first = await loaded(loader, versions, FIRST)
-    assert isinstance(first.router, LeastLoadedPair)
+    loader = ModelLoader(ClusterConfig(), versions, hash_key=PUBLIC_KEY)
+    await loaded(loader, versions, FIRST)
     await loaded(loader, versions, replace(FIRST, version=2))
     versions.keep({2})
     assert versions.get(1) is None
@@ -182,3 +187,28 @@ async def test_sampling_defaults_are_those_of_the_version_unless_they_are_ignore
     if setting == "auto":
         with pytest.raises(TokenizerUnusable, match="is not JSON"):
             await ModelLoader(config, versions, hash_key=PUBLIC_KEY).load(broken)
+
+
+async def test_the_aims_of_the_cluster_are_those_of_requests_without_any() -> None:
+    versions = ModelVersions()
+    config = ClusterConfig(slo=SloConfig(ttft_ms=500, itl_ms=50))
+    version = await loaded(ModelLoader(config, versions, hash_key=PUBLIC_KEY), versions, FIRST)
+    request = await version.input_processor.process(GenerateRequest(prompt=TokenPrompt([1, 2])))
+    assert request.slo == Slo(ttft_s=0.5, itl_s=0.05)
+
+
+@pytest.mark.parametrize("mode", RoutingMode)
+async def test_requests_go_to_one_engine_where_the_mode_is_aggregate(mode: RoutingMode) -> None:
+    versions = ModelVersions()
+    config = ClusterConfig(routing=RoutingConfig(mode=mode))
+    version = await loaded(ModelLoader(config, versions, hash_key=PUBLIC_KEY), versions, FIRST)
+    request = EngineCoreRequest(request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams())
+    route = version.router.choose(request, [_Load("p", EngineRole.PREFILL), _Load("d", EngineRole.DECODE)])
+    assert (route.prefill is None) is (mode is RoutingMode.AGGREGATE)
+
+
+class _Load:
+    num_unfinished_requests = 0
+
+    def __init__(self, engine_id: str, role: EngineRole) -> None:
+        self.descriptor = EngineDescriptor(engine_id, 1, role, "host:1")

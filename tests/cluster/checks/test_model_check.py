@@ -181,11 +181,20 @@ def test_the_child_process_does_not_load_torch() -> None:
     ("config", "mistake"),
     [
         ({"vocab_size": 500}, None),
-        ({"vocab_size": 400}, "llama cannot guess: it has 400 tokens and the model that it is to guess for has 500"),
+        ({"vocab_size": 400}, "llama cannot be the draft model: it has 400 tokens, and the target model has 500"),
         ({"vocab_size": 500, "hidden_size": "64"}, "Field 'hidden_size' expected int, got str"),
-        ({"vocab_size": 500, "model_type": "mamba"}, "mamba cannot guess: it has layers of a kind that is not served"),
-        ({"vocab_size": 500, "architectures": ["LlamaModel"]}, "LlamaModel cannot guess: it gives no tokens"),
-        ({"vocab_size": 500, "quantization_config": {"quant_method": "awq"}}, "llama cannot guess: its weights are q"),
+        (
+            {"vocab_size": 500, "model_type": "mamba"},
+            "mamba cannot be the draft model: it has layers of a kind that is not served",
+        ),
+        (
+            {"vocab_size": 500, "architectures": ["LlamaModel"]},
+            "LlamaModel cannot be the draft model: it gives no tokens",
+        ),
+        (
+            {"vocab_size": 500, "quantization_config": {"quant_method": "awq"}},
+            "llama cannot be the draft model: its weights are q",
+        ),
     ],
 )
 def test_a_draft_model_is_looked_at_as_the_model_is(
@@ -218,7 +227,7 @@ def test_an_adapter_is_looked_at_before_any_engine_starts(tmp_path: Path) -> Non
     lora = LoraConfig(adapters={"sql": str(tmp_path), "chat": str(tmp_path / "nothing")}, max_lora_rank=8)
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 9, "target_modules": ["q_proj"]}')
     high, missing = find_adapter_mistakes(lora)
-    assert high == "lora.adapters.sql: its rank is 9; max_lora_rank is 8"
+    assert high == "lora.adapters.sql: its rank is 9, and lora.max_lora_rank allows 8"
     assert missing.startswith("lora.adapters.chat: ")
     assert missing.endswith("nothing/adapter_config.json cannot be read: No such file or directory")
     assert find_adapter_mistakes(None) == []

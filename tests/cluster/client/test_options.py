@@ -28,12 +28,14 @@ def test_a_request_has_what_was_given_and_nothing_else() -> None:
         "priority": -2,
         "temperature": 0.0,
         "choice": ["yes", "no"],
+        "slo": {"ttft_ms": 500, "itl_ms": 40.5},
         "timeout_s": 5.0,
         "resume": False,
     }
     assert make_request("hello", options) == generate_pb2.GenerateRequest(
         request_id="mine",
         priority=-2,
+        slo=generate_pb2.Slo(ttft_ms=500, itl_ms=40.5),
         text="hello",
         sampling_params=generate_pb2.SamplingParams(temperature=0.0, choice={"choices": ["yes", "no"]}),
     )

@@ -1,6 +1,7 @@
 """The status as an operator is shown it.
 
-Tests of cluster/api/grpc/conversions/status_messages.py, cluster/commands/status_screen.py.
+Tests of cluster/api/grpc/conversions/status_messages.py, cluster/commands/status/status_screen.py,
+cluster/commands/status/cost_tables.py, cluster/commands/status/wide_table.py.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from rich.console import Console
 from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.outputs.scheduler_stats import EmbeddingStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from actors.core.requests.adapter import AdapterStats
+from actors.costs.step_cost_model import CostOrigin, Residuals, StepCostModel
+from actors.costs.step_shape import NUM_FEATURES
 from cluster.api.grpc.conversions.status_messages import status_to_proto
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
-from cluster.commands.status_screen import render_status
+from cluster.commands.status.cost_tables import render_costs
+from cluster.commands.status.status_screen import render_status
 from cluster.observability.status import (
     ClusterView,
     ControllerView,
@@ -106,6 +110,29 @@ def test_an_update_that_is_held_up_says_by_what() -> None:
     view = replace(VIEW, controller=ControllerView(update=said))
     assert f"update: {said}\n" in rendered(view)
     assert "update:" not in rendered(VIEW)
+
+
+def test_what_an_engine_computes_with_is_shown_with_the_reason() -> None:
+    attention, linears, threads = "vllm_cpu: not installed", "plain: no oneDNN", "2 threads on cores 0, 1"
+    one, *others = VIEW.engines
+    one = replace(
+        one, attention_backend="torch", attention_reason=attention, linear_layers=linears, cpu_threads=threads
+    )
+    shown = rendered(replace(VIEW, engines=(one, *others)))
+    for words in ("attention over the KV cache", attention, "linear layers", linears, "threads", threads):
+        assert words in shown
+    assert "linear layers" not in rendered(VIEW), "engines that have not said it yet"
+
+
+def test_the_cuda_graphs_of_an_engine_are_shown_with_the_steps_that_they_computed() -> None:
+    one, *others = VIEW.engines
+    assert one.stats is not None
+    stats = replace(one.stats, num_steps=1234, num_replayed_steps=1000)
+    one = replace(one, cuda_graphs="for 1, 2 requests, 35 MiB, 4.1 s; all sizes are captured", stats=stats)
+    shown = rendered(replace(VIEW, engines=(one, *others)))
+    [row] = [line for line in shown.splitlines() if one.cuda_graphs in line]
+    assert [word for word in row.replace("│", " ").split() if word.isdigit()][-2:] == ["1000", "234"]
+    assert "CUDA graphs" not in rendered(VIEW), "engines that have not said it yet"
 
 
 def test_an_ingress_whose_event_loop_is_busy_says_for_how_long() -> None:
@@ -268,3 +295,35 @@ async def test_a_request_is_seen_on_its_way() -> None:
             assert not (await client.status()).requests
     finally:
         await server.drain(0)
+
+
+def _costs_shown(*models: StepCostModel | None) -> str:
+    engines = tuple(
+        EngineView(f"decode-{number}", 1, "decode", "ready", stats=SchedulerStats(step_costs=model))
+        for number, model in enumerate(models)
+    )
+    console = Console(file=StringIO(), width=300)
+    console.print(render_costs(status_to_proto(replace(VIEW, engines=engines))))
+    shown = console.file
+    assert isinstance(shown, StringIO)
+    return shown.getvalue()
+
+
+def test_costs_have_a_row_for_each_engine_that_reported_any() -> None:
+    residuals = (Residuals("decode", 60, -0.05, 0.01, 0.07, 0.03), Residuals("prefill"), Residuals("mixed", 9))
+    fitted = StepCostModel(
+        (0.010, 0.00025, *[0.0] * (NUM_FEATURES - 2)), residuals, num_drifts=3, updated_at_s=VIEW.now_s - 90
+    )
+    shown = _costs_shown(fitted, None, replace(fitted, residuals=residuals[:1], origin=CostOrigin.WARM_UP))
+    rows = [line.split() for line in shown.splitlines() if line.strip().startswith("decode-")]
+    assert [row[:7] for row in rows[:2]] == [
+        ["decode-0", "yes", "own", "steps", "69", "3", "1"],
+        ["decode-2", "not", "yet", "warm", "up", "60", "3"],
+    ]
+    assert "decode +1% (-5% to +7%), mixed +0% (+0% to +0%)" in shown
+    assert "prefill +" not in shown
+    assert {"1e+04", "250"} <= set(rows[2])
+
+
+def test_costs_are_missing_until_an_engine_reports_them() -> None:
+    assert _costs_shown(None) == "no engine has reported what its steps take\n"

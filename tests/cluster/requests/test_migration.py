@@ -9,6 +9,8 @@ import pytest
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.requests.migration import MigrationPlanner, PreemptedRequest, Target, choose_target
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
+from cluster.routing.load_book import LoadBook, SentWork
+from tests.cluster.routing.cost_setup import engine
 from tests.fakes import FakeEngine
 
 REQUEST = PreemptedRequest(num_tokens=160, num_wait_steps=50)
@@ -123,3 +125,18 @@ def test_what_was_sent_to_an_engine_since_it_last_spoke_counts_as_taken() -> Non
     heard.now_s += 1.1
     heard.say("d1", FREE)
     assert heard.target() == THERE.descriptor.key
+
+
+def test_what_the_router_has_sent_to_an_engine_since_it_last_spoke_counts_as_taken() -> None:
+    book = LoadBook()
+    heard = Heard(d1=FREE)
+    heard.planner = MigrationPlanner(lambda: heard.stats, lambda: NOW_S, load_book=book)
+    session = engine("decode-1")
+    session.descriptor = THERE.descriptor
+    book.note_report(session)
+    # 40 blocks are free there, the migrated request takes 11, and 10 have to stay free.
+    for number, fits in ((19, True), (20, False)):
+        session.num_submitted_requests += 1
+        book.note_sent(THERE.descriptor, "r", SentWork(num_context_tokens=16 * number - 1))
+        assert (heard.planner.find_target(REQUEST, HERE.descriptor, [HERE, THERE]) is not None) is fits
+        heard.planner = MigrationPlanner(lambda: heard.stats, lambda: NOW_S, load_book=book)

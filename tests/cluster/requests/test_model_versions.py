@@ -198,6 +198,7 @@ async def begin_on_old(cluster: Cluster, text: str) -> tuple[asyncio.Task[list[G
 
 async def test_a_request_goes_on_at_another_engine_of_its_version() -> None:
     cluster = make_cluster(old_a=BOTH, old_b=BOTH, new_a=BOTH)
+    cluster["old_b"].num_other_requests = 1
     answer, _ = await begin_on_old(cluster, "ab")
     cluster.leave("old_a")
     resumed = await cluster["old_b"].next_request()

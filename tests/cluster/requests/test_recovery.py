@@ -61,7 +61,7 @@ def make_cluster(
     num_decodes: int = 2, policy: RecoveryPolicy | None = None, versions: ModelVersions | None = None
 ) -> Cluster:
     prefill = FakeEngine("p0", EngineRole.PREFILL)
-    decodes = [FakeEngine(f"d{number}", EngineRole.DECODE) for number in range(num_decodes)]
+    decodes = [FakeEngine(f"d{number}", EngineRole.DECODE, num_other_requests=number) for number in range(num_decodes)]
     pool = FakePool(prefill, *decodes)
     policy = policy or RecoveryPolicy(max_attempts=4, engine_timeout_s=30.0)
     serving = make_serving(pool=pool, recovery_policy=policy, versions=versions)
@@ -100,14 +100,27 @@ async def test_the_router_is_told_of_each_attempt_as_soon_as_its_engines_have_it
     first, second = cluster.decodes
     answer, _ = await cluster.begin(first)
     assert router.told == [("start", "p0", "d0")]
+    assert len(router.under_way) == 1
     await settle()
     cluster.lose(first)
     producer, resumed = await cluster.prefill.next_request(), await second.next_request()
     assert router.told == [("start", "p0", "d0"), ("start", "p0", "d1")]
+    assert router.under_way == [resumed.request_id], "the first attempt has left its engines"
     cluster.prefill.send(producer, 2, "c", end_cause=EndCause.HANDED_OVER)
     second.send(resumed, 3, "d", finish_reason=LENGTH)
     assert text_of(await answer) == "abcd"
     assert router.told[2:] == [("end", "p0", "d1")]
+    assert router.under_way == []
+
+
+async def test_the_router_is_told_that_a_request_has_left_whoever_ends_it() -> None:
+    router = RecordingRouter()
+    cluster = make_cluster(versions=ModelVersions(make_version(1, router=router)))
+    answer, _ = await cluster.begin(cluster.decodes[0])
+    await settle()
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)
+    assert (router.told, router.under_way) == ([("start", "p0", "d0")], [])
 
 
 async def test_a_request_goes_on_at_a_prefill_engine_when_the_only_decode_engine_dies() -> None:

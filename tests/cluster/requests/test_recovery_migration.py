@@ -14,11 +14,12 @@ from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import GenerateChunk
 from cluster.requests.migration import MigrationPlanner
+from cluster.requests.model_versions import ModelVersions
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from kv_transfer.params import EngineAddress, PrefixSource
-from tests.cluster.serving_setup import HELLO, collect, make_serving, text_of
+from tests.cluster.serving_setup import HELLO, RecordingRouter, collect, make_serving, make_version, text_of
 from tests.fakes import FakeEngine, FakePool
 
 LENGTH = FinishReason.LENGTH
@@ -37,7 +38,9 @@ class Cluster:
     serving: Serving = field(init=False)
 
     def __post_init__(self) -> None:
+        self.router = RecordingRouter()
         self.serving = make_serving(
+            versions=ModelVersions(make_version(1, router=self.router)),
             pool=self.pool,
             recovery_policy=RecoveryPolicy(max_attempts=2, engine_timeout_s=30.0),
             migration_planner=MigrationPlanner(lambda: self.stats, lambda: 1000.0),
@@ -60,7 +63,7 @@ class Cluster:
 
     def assert_over(self) -> None:
         assert self.serving.num_requests_in_flight == 0
-        assert not [engine for engine in (self.prefill, *self.decodes) if engine.num_unfinished_requests]
+        assert not [engine for engine in (self.prefill, *self.decodes) if engine.num_own_requests]
 
     def lose(self, engine: FakeEngine) -> None:
         self.pool.engines.remove(engine)
@@ -69,7 +72,7 @@ class Cluster:
 
 def make_cluster(num_decodes: int = 2) -> Cluster:
     prefill = FakeEngine("p0", EngineRole.PREFILL)
-    decodes = [FakeEngine(f"d{number}", EngineRole.DECODE) for number in range(num_decodes)]
+    decodes = [FakeEngine(f"d{number}", EngineRole.DECODE, num_other_requests=number) for number in range(num_decodes)]
     stats = {engine.descriptor.key: (FREE, 1000.0) for engine in decodes}
     return Cluster(prefill, decodes, FakePool(prefill, *decodes), stats)
 
@@ -98,6 +101,8 @@ async def test_a_preempted_request_goes_on_where_there_is_room(caplog: pytest.Lo
     [view] = cluster.serving.requests_in_flight()
     assert (view.decode_engine, view.attempt, view.num_migrations) == ("d1", 1, 1)
     assert cluster.serving.num_migrations == 1
+    assert cluster.router.told == [("start", "p0", "d0"), ("start", "d1")], "its load counts at both engines"
+    assert cluster.router.under_way == [here.request_id, there.request_id]
     second.send(there, 3, "d", finish_reason=LENGTH)
     chunks = await answer
     assert text_of(chunks) == "abcd"
@@ -107,6 +112,7 @@ async def test_a_preempted_request_goes_on_where_there_is_room(caplog: pytest.Lo
     assert (timings.prefill and timings.prefill.engine_id, timings.decode.engine_id) == ("p0", "d1")
     assert cluster.serving.num_migrations == 1
     cluster.assert_over()
+    assert cluster.router.under_way == []
     [record] = [record for record in caplog.records if record.message == "a preempted request migrates"]
     assert record.levelno == logging.INFO
 

@@ -85,7 +85,7 @@ def test_who_may_work_together(engines: list[Load], expected: list[tuple[str, st
 
 def test_the_least_work_of_two_engines_together_decides_between_kinds() -> None:
     engines = [load("p", P, A, 5), load("d", D, A, 0), load("q", P, B, 2), load("e", D, B, 2)]
-    assert choose_pair(engines, lambda engine: engine.num_unfinished_requests) == (engines[2], engines[3])
+    assert choose_pair(engines, lambda engine: engine.num_unfinished_requests, "r") == (engines[2], engines[3])
 
 
 def test_an_engine_that_serves_alone_has_the_work_of_both() -> None:
@@ -94,10 +94,12 @@ def test_an_engine_that_serves_alone_has_the_work_of_both() -> None:
     def num_requests(engine: Load) -> int:
         return engine.num_unfinished_requests
 
-    assert choose_pair([*pair, alone], num_requests) == (pair[0], pair[1])
+    assert choose_pair([*pair, alone], num_requests, "r") == (pair[0], pair[1])
     idle = load("e", D, B, 1)
-    assert choose_pair([*pair, idle], num_requests) == (None, idle)
-    assert choose_pair([load("p", P), load("d", D), load("a", D, B)], num_requests)[0] is not None, "a pair goes first"
+    assert choose_pair([*pair, idle], num_requests, "r") == (None, idle)
+    assert choose_pair([load("p", P), load("d", D), load("a", D, B)], num_requests, "r")[0] is not None, (
+        "a pair goes first"
+    )
 
 
 LOADS = st.builds(

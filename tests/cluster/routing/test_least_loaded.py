@@ -1,4 +1,5 @@
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -29,13 +30,20 @@ def test_each_role_gives_its_least_loaded_engine() -> None:
     assert LeastLoadedPair().choose(_REQUEST, [busy, decode, idle]) == Route(idle, decode)
 
 
-def test_the_smaller_id_wins_a_tie() -> None:
-    engines = [_load(name, role) for role in (EngineRole.PREFILL, EngineRole.DECODE) for name in ("b", "a")]
+def test_requests_spread_over_idle_engines() -> None:
+    roles = (EngineRole.PREFILL, EngineRole.DECODE)
+    engines = [_load(f"{role}-{number}", role) for role in roles for number in (0, 1)]
+    routes = [LeastLoadedPair().choose(replace(_REQUEST, request_id=f"r{n}"), engines) for n in range(448)]
+    for chosen in ([route.prefill for route in routes], [route.decode for route in routes]):
+        assert 0.4 < sum(engine in (engines[0], engines[2]) for engine in chosen) / 448 < 0.6
+    together = sum(route.prefill is engines[0] and route.decode is engines[2] for route in routes)
+    assert 0.15 < together / 448 < 0.35, "the engines of a pair are drawn independently"
 
-    route = LeastLoadedPair().choose(_REQUEST, engines)
 
-    assert route.prefill is engines[1]
-    assert route.decode is engines[3]
+def test_the_same_request_goes_to_the_same_engine_whatever_their_order() -> None:
+    engines = [_load(name, EngineRole.BOTH) for name in "abcd"]
+    chosen = LeastLoadedPair().choose(_REQUEST, engines).decode
+    assert all(LeastLoadedPair().choose(_REQUEST, order).decode is chosen for order in itertools.permutations(engines))
 
 
 def test_a_pair_goes_before_an_engine_that_does_both() -> None:

@@ -13,6 +13,7 @@ from cluster.errors import NoEngineAvailable
 from cluster.routing.base import Route
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.prefix_aware import MAX_TOKENS, PrefixAwarePair
+from cluster.routing.prefixes.prefix_index import PrefixIndex
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
 from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.params import PrefixSource
@@ -195,3 +196,24 @@ def test_a_request_that_starts_where_it_was_chosen_for_is_hashed_once(monkeypatc
     monkeypatch.setattr(BlockHasher, "extend", count)
     _send(router, _request(PROMPT), [P0, D0])
     assert num_hashed == [BLOCK_SIZE, len(PROMPT)]
+
+
+def test_an_aggregated_router_lets_any_engine_do_all_of_a_request_although_there_is_a_pair() -> None:
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY, is_aggregated=True)
+    encode, busy = _engine("e0", EngineRole.ENCODE), _engine("b0", EngineRole.BOTH, 3)
+    engines = [encode, busy, _engine("p0", EngineRole.PREFILL), _engine("d0", EngineRole.DECODE)]
+    routes = [router.choose(_request([number] * 20), engines) for number in range(64)]
+    assert {route.prefill for route in routes} == {None}
+    assert {route.decode.descriptor.engine_id for route in routes} == {"p0", "d0"}, "the idle ones, of either role"
+    with pytest.raises(NoEngineAvailable):
+        router.choose(_request(PROMPT), [encode])
+
+
+def test_a_prompt_goes_where_its_prefix_is_if_the_index_keeps_every_fourth_block_only() -> None:
+    index = PrefixIndex(2**20)
+    index.note_engine(("p9", 1), 20_000)
+    router = PrefixAwarePair(BLOCK_SIZE, index, hash_key=PUBLIC_KEY)
+    assert index.stride == 4
+    _send(router, _request(PROMPT), [P1, D1])
+    again = _send(router, _request([*PROMPT, 7]), [P0, P1, D0, D1])
+    assert (again.prefill, again.decode) == (P1, D1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -15,19 +15,22 @@ import grpc
 import pytest
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
-from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest, FinishReason, PromptEmbeds
 from actors.core.requests.sampling_params import SamplingParams
 from actors.sessions import session_server
+from actors.sessions.block_messages import CachedBlocks
 from actors.sessions.session_messages import SESSION_METHOD, Hello, Outputs, Submit, decode_engine_message, encode
 from actors.sessions.session_server import SessionServer
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.routing.load_book import LoadBook
 from cluster.sessions import session_pool
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session import EngineSession
 from cluster.sessions.session_pool import SessionPool
+from kv_transfer.link_load import LinkLoad
 from kv_transfer.trust.grpc_proof import GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.secret import Purpose
@@ -40,7 +43,15 @@ class RememberingEngine:
     def __init__(self) -> None:
         self.commands: asyncio.Queue[tuple[str, str, int]] = asyncio.Queue()
         self.submitted: list[EngineCoreRequest] = []
-        self.stats = SchedulerStats(num_running_reqs=7)
+        self.load = LoadReport(5, num_free_blocks=3, links=(LinkLoad("decode-1", 2**40, 1e9, 0.001),))
+        self.stats = SchedulerStats(num_running_reqs=7, load_report=self.load)
+
+    def stats_for(self, client_index: int) -> SchedulerStats:
+        return replace(self.stats, load_report=replace(self.load, num_taken_requests=len(self.submitted)))
+
+    async def send_cached_blocks(self, begin: int, deliver: Callable[[CachedBlocks], None]) -> int | None:
+        self.commands.put_nowait(("send_cached_blocks", "", 0))
+        return None
 
     def find_mistake(self, request: EngineCoreRequest) -> str | None:
         return None
@@ -122,6 +133,26 @@ async def test_outputs_reach_the_stream_of_their_request_until_the_finished_one(
         assert await collect(stream_a) == [0, 1]
         assert await collect(stream_b) == [0, 1, 2]
         assert session.num_unfinished_requests == 0
+        await session.close()
+
+
+async def test_load_reports_say_which_requests_they_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_server, "_HEARTBEAT_S", 0.01)
+    async with serving() as served, asyncio.timeout(_TIMEOUT_S):
+        monkeypatch.setattr(served.engine, "find_mistake", lambda given: "no" if given.request_id == "bad" else None)
+        book = LoadBook()
+        session = EngineSession(served.descriptor, member(), timeout_s=10.0, load_book=book)
+        await session.open()
+        stream, _, _ = (session.submit(request(name)) for name in ("a", "bad", "b"))
+        _, _, client = await served.engine.next_command()
+        position = 0
+        while (load := session.load_report) is None or load.num_taken_requests < 3:
+            served.deliver(client, output("a", position))
+            assert (await anext(stream)).first_position == position
+            position += 1
+        assert session.num_submitted_requests == 3
+        assert load == replace(served.engine.load, num_taken_requests=3)
+        assert book.work_of(served.descriptor).num_free_blocks == load.num_free_blocks == 3
         await session.close()
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from cluster.errors import EngineLost
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
+from cluster.routing.load_book import LoadBook
+from cluster.routing.prefixes.engine_blocks import EngineBlocks
 from cluster.sessions import session_pool
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
@@ -35,9 +37,16 @@ class FakeSession:
     last_stats = None
 
     def __init__(
-        self, descriptor: EngineDescriptor, member: Member, timeout_s: float, refused_messages: RefusedMessages
+        self,
+        descriptor: EngineDescriptor,
+        member: Member,
+        timeout_s: float,
+        refused_messages: RefusedMessages,
+        *,
+        load_book: LoadBook | None,
+        blocks: EngineBlocks | None,
     ) -> None:
-        del member, timeout_s, refused_messages
+        del member, timeout_s, refused_messages, load_book, blocks
         self.descriptor = descriptor
         self._lost = asyncio.Event()
 
@@ -98,6 +107,31 @@ async def test_a_role_switch_while_a_session_reopens_is_not_lost(network: Networ
     async with asyncio.timeout(10):
         await change.wait()
     assert [engine.descriptor.role for engine in pool.snapshot()] == [EngineRole.PREFILL]
+
+
+async def test_the_snapshot_is_the_same_list_until_an_engine_or_a_role_changes(
+    network: Network, pool: SessionPool
+) -> None:
+    before = pool.snapshot()
+    assert pool.snapshot() is before
+    await pool.update(Membership(1, (ENGINE,)).with_role("engine-0", 1, EngineRole.PREFILL))
+    after = pool.snapshot()
+    assert after == before
+    assert after is not before
+    network.sessions[-1].lose()
+    assert pool.snapshot() == []
+
+
+async def test_the_load_of_an_engine_that_has_left_is_forgotten(network: Network) -> None:
+    book = LoadBook()
+    pool = SessionPool(member(), timeout_s=10.0, load_book=book)
+    await pool.update(Membership(1, (ENGINE,)))
+    work = book.work_of(ENGINE)
+    await pool.update(Membership(2, (ENGINE,)))
+    assert book.work_of(ENGINE) is work
+    await pool.update(Membership(3, ()))
+    assert book.work_of(ENGINE) is not work
+    await pool.close()
 
 
 async def test_an_engine_that_leaves_while_its_session_reopens_is_gone(network: Network, pool: SessionPool) -> None:

@@ -42,10 +42,24 @@ def test_a_controller_that_has_no_place_yet_is_waited_for(monkeypatch: pytest.Mo
 
     assert cluster.start(Console(file=said), threading.Event())
     assert cluster.address == "10.0.0.1:50051"
-    assert said.getvalue().split("\n")[:2] == [
-        "  waiting for a node for the controller, and its environment",
-        "  loading",
-    ]
+    lines = [line.partition(" s  ")[2] for line in said.getvalue().splitlines()[:2]]
+    assert lines == ["waiting for a node for the controller, and its environment", "loading"]
+
+
+def test_only_the_start_itself_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[tuple[list[str], bool]] = []
+
+    def wait(references: list[str], timeout: float) -> tuple[list[str], list[str]]:
+        waits.append((references, timeout > 0))
+        return (references if len(waits) == 3 else []), []
+
+    answers = {"progress": [], "start": ["10.0.0.1:50051"], "http_addresses": []}
+    _answers(monkeypatch, answers.__getitem__)
+    monkeypatch.setattr(ray, "wait", wait)
+    cluster = RunningCluster(ClusterConfig(), needs_driver=False, controller=_Controller())
+
+    assert cluster.start(Console(file=io.StringIO()), threading.Event())
+    assert waits == [(["start"], True)] * 3
 
 
 def test_a_controller_that_never_has_a_place_is_an_error_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ async def test_what_is_not_below_an_allowed_directory_is_not_there(name: str, tm
 
 @pytest.mark.parametrize(
     ("settings", "reason"),
-    [({"r": 64}, "its rank is 64; max_lora_rank is 16"), ({"use_dora": True}, "DoRA is not served")],
+    [({"r": 64}, "its rank is 64, and lora.max_lora_rank allows 16"), ({"use_dora": True}, "DoRA is not served")],
 )
 async def test_an_adapter_that_cannot_be_served_is_refused_with_the_reason(
     settings: dict[str, Any], reason: str, tmp_path: Path

@@ -10,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from actors.checkpoint.generation_defaults import GenerationDefaults
 from actors.core.requests.sampling_params import SamplingParams
+from cluster.access.aims import Aims
 from cluster.errors import InvalidRequest, ModelNotFound
 from cluster.parameters.generation import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from cluster.parameters.json_types import JSON
@@ -279,6 +280,9 @@ async def test_a_bad_sampling_parameter_is_refused(options: SamplingOptions, sai
         (GenerateRequest(prompt=TextPrompt("x"), request_id="new\nline"), "request_id"),
         (GenerateRequest(prompt=TextPrompt("x"), cache_salt="é" * 129), "cache_salt"),
         (GenerateRequest(prompt=TextPrompt("x"), priority=2**31), "priority"),
+        (GenerateRequest(prompt=TextPrompt("x"), slo=Aims(ttft_ms=0)), "slo.ttft_ms"),
+        (GenerateRequest(prompt=TextPrompt("x"), slo=Aims(itl_ms=3_600_001)), "slo.itl_ms"),
+        (GenerateRequest(prompt=TextPrompt("x"), slo=Aims(itl_ms=math.nan)), "slo.itl_ms"),
         (GenerateRequest(prompt=TextPrompt("x"), output_token_ids=(VOCAB_SIZE,)), "output_token_ids"),
         (
             GenerateRequest(prompt=TextPrompt("x"), output_token_ids=(1, 2), sampling=SamplingOptions(max_tokens=2)),

@@ -83,6 +83,7 @@ async def test_an_engine_that_does_both_is_asked_where_there_is_no_other_and_a_d
 
 async def test_what_a_dead_engine_had_is_computed_by_another() -> None:
     engines = prefill_engine(0), prefill_engine(1)
+    engines[1].num_other_requests = 1
     embedding = asyncio.create_task(serving_of(*engines).embed(HELLO))
     first = await engines[0].next_request()
     engines[0].preempt(first, 0, Preemption(3, 1))

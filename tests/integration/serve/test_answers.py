@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import CallFailed, GenerateClient
-from tests.integration.served import ROOT, ServeProcess, process_listening_at
+from tests.integration.served import ROOT, ServeProcess, actor_processes, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
@@ -76,8 +76,7 @@ def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: str) -> None:
 )
 def test_what_actors_log_has_its_fields(served: str, actor: str, said: str) -> None:
     """In the files that Ray keeps of what processes write to stderr."""
-    actors = [one for one in psutil.Process().children(recursive=True) if one.cmdline()[:1] == [f"ray::{actor}"]]
-    logs = [Path(f"/proc/{one.pid}/fd/2").resolve().read_text() for one in actors]
+    logs = [Path(f"/proc/{one.pid}/fd/2").resolve().read_text() for one in actor_processes(actor)]
     assert logs
     assert all(re.search(said, log) for log in logs), logs
 

@@ -4,7 +4,7 @@ Each test begins with what the one before it has left.
 
 Tests of cluster/pool/controller/controller.py, cluster/pool/controller/first_start.py,
 cluster/pool/controller/operations.py, cluster/pool/ray_objects/leftovers.py, actors/engine_actor.py,
-actors/process/asked_to_end.py.
+actors/process/sigterm_event.py.
 """
 
 from __future__ import annotations

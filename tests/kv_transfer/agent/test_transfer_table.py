@@ -18,6 +18,7 @@ from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
 from kv_transfer.handoff.control_messages import Cancel, Chunk, ControlMessage, Finished, Ready
+from kv_transfer.link_load import LinkLoad
 from kv_transfer.links.control_streams import ControlStream
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.loopback_control import LoopbackHub
@@ -89,7 +90,7 @@ class Producer:
         """Send the next chunk; returns the name of its transfer."""
         job = self.jobs.popleft()
         self.table.on_chunk_moved(self.link, job, 0.0)
-        return job.transfer_id
+        return str(job.transfer_id)
 
     def finished_sending(self) -> set[Name]:
         return Reported.of(self.table.take_output(num_links=1)).finished_sending
@@ -132,6 +133,17 @@ def test_a_cancel_takes_back_what_was_promised_and_leaves_the_others_alone() -> 
     assert [producer.send_a_chunk() for _ in range(4)] == ["a", "a", "b", "b"]
     assert producer.finished_sending() == {"a", "b"}
     assert Reported.of(producer.table.take_output(num_links=1)).failed_sending == {}
+
+
+def test_a_link_to_one_of_several_ranks_is_a_link_to_their_engine() -> None:
+    producer = Producer()
+    peer = EngineAddress("decode-0", 1, "decode-0", ("decode-0:1",)).of_rank(1)
+    ticket = KVTransferParams("a", 0, TransferRole.PRODUCER, peer)
+    key = TransferKey.of_handoff("a").of_part(1)
+    producer.table.on_step(KVConnectorMetadata(new_producers=((key, ticket, LAYOUT.block_size),)), 0.0)
+    stats = producer.table.take_output(num_links=1).stats
+    assert stats is not None
+    assert stats.link_loads == (LinkLoad("decode-0", LAYOUT.block_size_bytes),)
 
 
 def test_what_is_queued_on_a_link_dies_with_it() -> None:

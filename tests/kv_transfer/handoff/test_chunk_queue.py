@@ -20,7 +20,7 @@ def announce_all(queue: ChunkQueue) -> list[str]:
     """One chunk leaves whenever the window is full."""
     names = []
     while (taken := queue.take()) is not None:
-        names.append(taken.transfer_id)
+        names.append(str(taken.transfer_id))
         queue.on_sent()
     return names
 
@@ -68,12 +68,12 @@ def test_a_dropped_transfer_has_no_turn_and_what_it_announced_still_counts() -> 
     for name in "aabb":
         queue.put(chunk(name))
     assert queue.take() == chunk("a")
-    queue.drop("a")
+    assert queue.drop("a") == chunk("a").size_bytes
     assert queue.take() == chunk("b")
     assert queue.take() is None, "two are on their way"
     queue.on_sent()
     assert queue.take() == chunk("b")
-    queue.drop("unknown")
+    assert queue.drop("unknown") == 0
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 3 * FULL)), max_size=40))

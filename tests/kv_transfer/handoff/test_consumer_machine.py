@@ -185,17 +185,21 @@ def test_an_event_in_a_state_has_exactly_these_instructions(
 @pytest.mark.parametrize(
     ("state", "event", "says"),
     [
-        ("waiting", chunk(0, 1), "blocks 0 to 1 announced, expected from 1 on, of 4"),
-        ("waiting", chunk(2, 1), "blocks 2 to 3 announced, expected from 1 on, of 4"),
-        ("waiting", chunk(1, 0), "blocks 1 to 1 announced"),
-        ("waiting", chunk(1, 4), "blocks 1 to 5 announced"),
-        ("receiving", chunk(1, 2), "blocks 1 to 3 announced, expected from 3 on"),
-        ("finished, receiving", chunk(4, 1), "blocks 4 to 5 announced"),
-        ("cancelled, finished, receiving", chunk(3, 1), "blocks 3 to 4 announced"),
-        ("waiting", handed_over(0), "handed over with 4 of 14 tokens' KV"),
-        ("finished, a chunk owed", chunk(1, 1), "blocks 1 to 2 announced, expected from 3 on"),
-        ("finished, a chunk owed", finished(ProducerEnd.ABORTED, 0), "0 chunks at the end, 1 announced"),
-        ("receiving", handed_over(0), "0 chunks at the end, 1 announced"),
+        ("waiting", chunk(0, 1), "announced 1 blocks from block 0 on; the next block is 1 of 4"),
+        ("waiting", chunk(2, 1), "announced 1 blocks from block 2 on; the next block is 1 of 4"),
+        ("waiting", chunk(1, 0), "announced 0 blocks from block 1 on"),
+        ("waiting", chunk(1, 4), "announced 4 blocks from block 1 on"),
+        ("receiving", chunk(1, 2), "announced 2 blocks from block 1 on; the next block is 3"),
+        ("finished, receiving", chunk(4, 1), "announced 1 blocks from block 4 on"),
+        ("cancelled, finished, receiving", chunk(3, 1), "announced 1 blocks from block 3 on"),
+        ("waiting", handed_over(0), "handed the request over after sending the KV of 4 of its 14 prompt tokens"),
+        ("finished, a chunk owed", chunk(1, 1), "announced 1 blocks from block 1 on; the next block is 3"),
+        (
+            "finished, a chunk owed",
+            finished(ProducerEnd.ABORTED, 0),
+            "FINISHED counts 0 chunks, but the producer has announced 1",
+        ),
+        ("receiving", handed_over(0), "FINISHED counts 0 chunks, but the producer has announced 1"),
     ],
 )
 def test_what_contradicts_the_announcements_breaks_the_protocol(state: str, event: Event, says: str) -> None:
@@ -211,7 +215,7 @@ def test_a_violation_ends_in_one_report_when_the_link_is_dead() -> None:
     transfer = new_transfer()
     for past in (chunk(1, 1), handed_over(1)):
         past(transfer)
-    with pytest.raises(ProtocolViolation, match="handed over with 8 of 14"):
+    with pytest.raises(ProtocolViolation, match="sending the KV of 8 of its 14"):
         received(1)(transfer)
     assert link_lost(transfer) == cut(LoadOutcome.FAILED, 8)
     assert link_lost(transfer) == []

@@ -26,7 +26,7 @@ PRODUCER = EngineAddress("prefill-0", 3, "prefill-0")
 class OnGpu(torch.Tensor):
     """Memory that says it is a GPU's."""
 
-    is_cuda = True
+    device = torch.device("cuda")
 
 
 class Stream:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Cancel, ControlMessage, Hello
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Cancel, ControlMessage, Hello, Ping
 from kv_transfer.links.link_compatibility import PairingFacts
 from kv_transfer.links.peer_link import LinkState, PeerLink, find_disagreement
 from kv_transfer.links.send_receive_thread import DataThread
@@ -130,3 +130,13 @@ def test_what_is_said_before_a_link_is_open_goes_out_in_order_and_what_is_said_t
 def test_a_new_transfer_uses_only_a_link_that_is_up_or_coming_up(state: LinkState) -> None:
     link = PeerLink(Stream(), False, ("prefill-0", 3), None, state)
     assert link.is_usable == (state in {LinkState.CONNECTING, LinkState.OPEN})
+
+
+def test_a_round_trip_begins_with_the_first_ping_without_answer() -> None:
+    stream = Stream()
+    link = PeerLink(stream, True, ("decode-0", 5), None, LinkState.OPEN)
+    link.ping(10.0)
+    link.ping(12.0)
+    assert link.take_round_trip_s(12.5) == 2.5
+    assert link.take_round_trip_s(13.0) is None, "a second Pong answers nothing"
+    assert stream.said == [Ping(), Ping()]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from kv_transfer.errors import ChunkTimeout
@@ -82,3 +83,108 @@ def test_what_a_link_failed_of_is_not_hidden_by_its_own_end() -> None:
     assert link.seen_at_close == [False]
     assert events.reason == "a chunk did not move before its deadline"
     assert thread.is_stalled
+
+
+class SendingLink:
+    """A link that notes when each chunk left."""
+
+    def __init__(self) -> None:
+        self.sent_s: list[float] = []
+
+    def send(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        self.sent_s.append(time.monotonic())
+
+    def receive(self, blocks: Sequence[Tensor], timeout_s: float, after: ComputeEvent | None = None) -> None:
+        raise AssertionError("a producer's end")
+
+    def is_cut(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class SendingEvents(Events):
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_moved = threading.Semaphore(0)
+
+        self.jobs: list[ChunkJob] = []
+
+    def on_chunk_moved(self, job: ChunkJob) -> None:
+        self.jobs.append(job)
+        self.has_moved.release()
+
+
+def start_sending(
+    link: SendingLink, events: SendingEvents, max_bytes_per_s: float, chunk_timeout_s: float
+) -> DataThread:
+    return DataThread(
+        "test",
+        lambda opening: link,
+        events,
+        is_sender=True,
+        chunk_timeout_s=chunk_timeout_s,
+        max_bytes_per_s=max_bytes_per_s,
+    )
+
+
+def test_chunks_keep_to_the_bandwidth() -> None:
+    link, events = SendingLink(), SendingEvents()
+    began_s = time.monotonic()
+    thread = start_sending(link, events, max_bytes_per_s=10_000.0, chunk_timeout_s=_TIMEOUT_S)
+    for _ in range(3):
+        thread.put(ChunkJob("a", [torch.zeros(500, dtype=torch.uint8)]))
+    for _ in range(3):
+        assert events.has_moved.acquire(timeout=_TIMEOUT_S)
+    thread.abort()
+    assert events.is_dead.wait(_TIMEOUT_S)
+    assert link.sent_s[0] - began_s >= 0.05
+    assert link.sent_s[2] - began_s >= 0.15
+
+
+def test_a_chunk_waits_at_most_for_a_third_of_its_time() -> None:
+    link, events = SendingLink(), SendingEvents()
+    thread = start_sending(link, events, max_bytes_per_s=0.001, chunk_timeout_s=0.3)
+    thread.put(ChunkJob("a", [torch.zeros(500, dtype=torch.uint8)]))
+    assert events.has_moved.acquire(timeout=_TIMEOUT_S)
+    thread.abort()
+    assert events.is_dead.wait(_TIMEOUT_S)
+
+
+def test_an_abort_ends_the_pause_and_nothing_is_sent() -> None:
+    link, events = SendingLink(), SendingEvents()
+    thread = start_sending(link, events, max_bytes_per_s=0.001, chunk_timeout_s=1000.0)
+    thread.put(ChunkJob("a", [torch.zeros(500, dtype=torch.uint8)]))
+    thread.abort()
+    assert events.is_dead.wait(_TIMEOUT_S)
+    assert thread.join(_TIMEOUT_S)
+    assert not link.sent_s
+
+
+class Computation:
+    """A point on a device's stream that is passed when it is asked for the second time."""
+
+    def __init__(self) -> None:
+        self.is_passed = False
+
+    def query(self) -> bool:
+        was_passed, self.is_passed = self.is_passed, True
+        return was_passed
+
+
+def test_a_chunk_reports_how_long_it_took_and_whether_it_waited_for_its_computation() -> None:
+    link, events = SendingLink(), SendingEvents()
+    thread = start_sending(link, events, max_bytes_per_s=10_000.0, chunk_timeout_s=_TIMEOUT_S)
+    computation, blocks = Computation(), [torch.zeros(500, dtype=torch.uint8)]
+    for after in (None, computation, computation):
+        thread.put(ChunkJob("a", blocks, after))
+    for _ in range(3):
+        assert events.has_moved.acquire(timeout=_TIMEOUT_S)
+    thread.abort()
+    assert events.is_dead.wait(_TIMEOUT_S)
+    assert [job.was_computed for job in events.jobs] == [True, False, True]
+    assert all(job.moved_s >= 0.05 for job in events.jobs)

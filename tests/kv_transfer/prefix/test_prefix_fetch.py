@@ -22,7 +22,9 @@ def test_a_fetch_asks_its_source_for_the_blocks_that_it_has_beyond_those_here() 
     assert fetches.reserve("r", HASHES, PrefixSource(PEER, 100), 2, 0) == 4, "6 blocks, of which 2 are here"
     assert fetches.start("r", [10, 11, 12, 13])
     [reservation] = fetches.add_to(KVConnectorMetadata()).reservations
-    assert reservation.fetch == PrefixFetch(reservation.params.transfer_id, tuple(HASHES[:4]))
+    assert isinstance(reservation.fetch, PrefixFetch)
+    assert reservation.fetch.fetch_id == reservation.params.transfer_id
+    assert reservation.fetch.block_hashes == tuple(HASHES[:4])
     assert reservation.block_ids == (10, 11, 12, 13)
     assert reservation.num_prompt_tokens == 64
     assert reservation.params.peer == PEER
@@ -67,11 +69,11 @@ def test_of_two_that_have_some_the_one_that_has_more_is_asked() -> None:
 
 def test_an_answer_is_a_producer_that_ends_at_once() -> None:
     fetches = make_fetches()
-    want = WantedFetch("fetch-1", 0, PEER, PrefixFetch("fetch-1", tuple(HASHES)))
+    want = WantedFetch(0, PEER, PrefixFetch("fetch-1", tuple(HASHES)))
     fetches.answer(want, [4, 5])
     metadata = fetches.add_to(KVConnectorMetadata())
     [(key, ticket, num_tokens)] = metadata.new_producers
-    assert (key, ticket.transfer_id, num_tokens) == (want.answer_key, want.transfer_id, 32)
+    assert (key, ticket.transfer_id, num_tokens) == (want.answer_key, want.fetch.fetch_id, 32)
     assert metadata.progress[0].num_computed_tokens_before == 32
     assert [finish.end for finish in metadata.producer_finishes] == [ProducerEnd.PREFIX_SENT]
     assert want.answer_key == TransferKey(TransferKind.PREFIX_ANSWER, "fetch-1")

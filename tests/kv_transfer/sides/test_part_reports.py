@@ -117,7 +117,7 @@ def test_a_load_from_stores_is_over_when_every_rank_has_reported_and_counts_what
 
 def test_a_fetch_is_heard_of_when_every_rank_has_heard_of_it() -> None:
     reports = Parts(lambda _: 2)
-    want = WantedFetch("t", 0, EngineAddress("peer", 1, ""), PrefixFetch("t", (b"hash",)), num_ranks=2)
+    want = WantedFetch(0, EngineAddress("peer", 1, ""), PrefixFetch("t", (b"hash",)), num_ranks=2)
     assert not reports.add(output_of(wants=[want])).wants
     assert reports.add(output_of(wants=[want])).wants == [want]
     assert not reports.add(output_of(wants=[want])).wants, "the next one of that name"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
-from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.params import EngineAddress, KVTransferParams, TransferPart, TransferRole
 from kv_transfer.sides.rank_parts import RankParts
 from kv_transfer.transfer_stats import TransferStats
 from tests.kv_transfer.connected_workers import LAYOUT
@@ -68,7 +68,7 @@ def test_a_producer_sends_to_every_rank_that_wants_its_heads_and_waits_for_all()
     rank.finish_step(step)
     parts = pairs.started[0].new_producers
     assert [(part, params.transfer_id, params.peer.engine_id, n) for part, params, n in parts] == [
-        (R.of_part(peer), f"t#0-{peer}", f"e/{peer}", 10) for peer in range(4)
+        (R.of_part(peer), TransferPart("t", 0, peer), f"e/{peer}", 10) for peer in range(4)
     ]
     assert {params.attempt for _, params, _ in parts} == {3}
     assert pairs.finished[0].progress == tuple(replace(progress, key=R.of_part(peer)) for peer in range(4))
@@ -108,8 +108,8 @@ def test_a_consumer_takes_each_head_from_one_rank_and_reports_once() -> None:
         KVConnectorMetadata(reservations=(reservation,), consumer_cancels=(TransferKey.of_handoff("unknown"),))
     )
     assert [(r.key, r.params.transfer_id, r.params.peer) for r in pairs.started[0].reservations] == [
-        (R.of_part(0), "t#0-0", FOUR.of_rank(0)),
-        (R.of_part(2), "t#2-0", FOUR.of_rank(2)),
+        (R.of_part(0), TransferPart("t", 0, 0), FOUR.of_rank(0)),
+        (R.of_part(2), TransferPart("t", 2, 0), FOUR.of_rank(2)),
     ]
     assert pairs.started[0].consumer_cancels == ()
     pairs.output = output_of(finished_recving={R.of_part(2): ReceivedKV(LoadOutcome.LOADED, 10, 7)})
@@ -137,7 +137,7 @@ def test_both_ends_name_a_part_alike() -> None:
             reservation = Reservation(TransferKey.of_handoff("r"), ticket(role, peer), (1,), 0, 4)
             rank.start_step(KVConnectorMetadata(reservations=(reservation,)))
             transfer_ids.append(pairs.started[0].reservations[1].params.transfer_id)
-    assert transfer_ids == ["t#1-0", "t#1-0"]
+    assert transfer_ids == [TransferPart("t", 1, 0)] * 2
 
 
 def test_shutdown_reaches_the_links() -> None:

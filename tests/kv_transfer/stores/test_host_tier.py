@@ -76,5 +76,5 @@ def test_a_worker_keeps_each_block_in_a_slot_of_its_own() -> None:
 def test_the_tier_is_shared_by_the_ranks() -> None:
     layout = KVCacheLayout(10, 2, 3, 16, 8, "float32", 4, "model", tp_rank=1, tp_size=4)
     assert num_host_slots(layout, 1.0) == (1 << 30) // (layout.block_size_bytes * 4)
-    with pytest.raises(ValueError, match="does not hold one block"):
+    with pytest.raises(ValueError, match="is too small for one block"):
         num_host_slots(layout, 1e-9)

@@ -105,7 +105,7 @@ def test_a_load_ends_at_the_first_block_that_is_not_there() -> None:
         copier.start_step(StoreMetadata(loads=(load,)))
         [loaded] = wait_for_load(copier, progress).values()
         assert loaded.num_blocks == 1
-        assert "does not have it" in loaded.reason
+        assert "does not have the block" in loaded.reason
         assert (cache[1] == 1).all()
 
 

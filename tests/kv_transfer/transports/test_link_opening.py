@@ -107,9 +107,9 @@ def test_a_producer_on_this_host_does_not_answer() -> None:
 def test_a_link_that_was_given_up_before_does_not_begin() -> None:
     opening = Opening()
     opening.give_up()
-    with pytest.raises(LinkLost, match="closed while it came up"):
+    with pytest.raises(LinkLost, match="closed while it was being opened"):
         tcp_transport(HOST, torch.zeros(1)).listen().accept(LONG_S, opening)
-    with full_listener() as (host, port), pytest.raises(LinkLost, match="closed while it came up"):
+    with full_listener() as (host, port), pytest.raises(LinkLost, match="closed while it was being opened"):
         tcp_transport(host, torch.zeros(1)).connect(f"{host}|{port}|{TOKEN.hex()}", LONG_S, opening)
 
 
@@ -133,4 +133,4 @@ def test_a_data_thread_that_is_aborted_while_its_link_comes_up_ends() -> None:
     )
     data.abort()
     assert data.join(SOON_S)
-    assert events.reasons == ["the link was closed while it came up"]
+    assert events.reasons == ["the link was closed while it was being opened"]

@@ -16,6 +16,7 @@ from torch import Tensor
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import ProducerEnd
+from kv_transfer.device_kind import mark_stream
 from kv_transfer.errors import LinkLost, TransportUnavailable, TransportWedged
 from kv_transfer.links.control_streams import Control, ControlStream, StreamEvents
 from kv_transfer.links.loopback_control import LoopbackHub
@@ -24,7 +25,6 @@ from kv_transfer.sides import worker_side
 from kv_transfer.sides.worker_side import make_transport
 from kv_transfer.transports.base import ComputeEvent, Transport
 from kv_transfer.transports.loopback import Pipe
-from kv_transfer.transports.nccl_device import mark_compute
 from kv_transfer.trust.refusals import Refusals
 from tests.kv_transfer.connected_workers import Pair, connected_pair
 from tests.kv_transfer.transports.fake_nccl import FakeEnd, FakeEvent, FakeNetwork
@@ -129,7 +129,7 @@ def spy(move: Move, afters: list[ComputeEvent | None]) -> Move:
 
 
 def test_on_the_cpu_no_event_is_recorded() -> None:
-    assert mark_compute(torch.device("cpu")) is None
+    assert mark_stream(torch.device("cpu")) is None
 
 
 def test_every_chunk_carries_the_event_of_its_step(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_every_chunk_carries_the_event_of_its_step(pair: Pair, monkeypatch: pyte
         marks.append(FakeEvent())
         return marks[-1]
 
-    monkeypatch.setattr(worker_side, "mark_compute", mark)
+    monkeypatch.setattr(worker_side, "mark_stream", mark)
     moved: dict[str, list[ComputeEvent | None]] = {"send": [], "receive": []}
     for name, afters in moved.items():
         monkeypatch.setattr(Pipe, name, spy(getattr(Pipe, name), afters))

@@ -106,7 +106,7 @@ def test_memory_that_is_not_to_be_had_is_an_error_and_no_signal() -> None:
 def test_a_file_that_torch_cannot_map_is_an_os_error_and_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_pool, "_FD_DIRECTORY", "/nowhere/")
     num_fds = psutil.Process().num_fds()
-    with pytest.raises(OSError, match="torch does not map the memory file"):
+    with pytest.raises(OSError, match="torch cannot map the memory file"):
         allocate_shared_pool(LAYOUT)
     assert psutil.Process().num_fds() == num_fds
 

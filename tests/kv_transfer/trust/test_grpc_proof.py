@@ -96,7 +96,7 @@ async def test_a_call_with_a_proof_is_served_and_each_end_knows_the_other() -> N
 
 async def test_a_call_without_a_proof_is_refused_before_its_message_is_read() -> None:
     async with served() as it:
-        with pytest.raises(grpc.aio.AioRpcError, match="handshake protocol 2") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="handshake protocol 3") as refused:
             await it.ask(())
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert (it.num_read, it.dialers) == (0, [])
@@ -168,18 +168,18 @@ async def test_whoever_listens_without_a_handshake_is_told_from_a_wrong_secret()
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        with pytest.raises(NotRaypd, match="knows no handshake: an older raypd"):
+        with pytest.raises(NotRaypd, match="has no method for raypd's handshake: it is an older raypd"):
             await prove(channel, ingress(ClusterSecrets.draw()), Purpose.SESSION, DECODE, TIMEOUT_S)
     await server.stop(0)
 
 
 async def test_a_dialer_of_another_version_is_told_both_numbers() -> None:
     async with served() as it:
-        challenge = b"raypd\x03\x01whatever a later version says"
+        challenge = b"raypd\x04\x01whatever a later version says"
         method: Any = it.channel.stream_stream(CHALLENGE_METHOD)
         call = method(metadata=(("raypd-purpose", "SESSION"), ("raypd-challenge-bin", challenge)), timeout=TIMEOUT_S)
         assert await call.code() is grpc.StatusCode.FAILED_PRECONDITION
-        assert "speaks handshake protocol 3, here is 2: a newer raypd" in await call.details()
+        assert "speaks handshake protocol 4 and is a newer raypd: this process speaks 3" in await call.details()
         assert dict(it.acceptor.refusals.counts) == {"other_protocol": 1}
 
 
@@ -239,7 +239,10 @@ async def test_nothing_is_kept_for_strangers() -> None:
 
 async def test_a_newer_acceptor_is_told_from_a_wrong_secret() -> None:
     async def newer(_: AsyncIterator[bytes], context: Any) -> None:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it speaks handshake protocol 2, here is 3")
+        await context.abort(
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "it speaks handshake protocol 2 and is an older raypd: this process speaks 3",
+        )
 
     server = grpc.aio.server()
     service, method = CHALLENGE_METHOD.strip("/").split("/")
@@ -248,6 +251,6 @@ async def test_a_newer_acceptor_is_told_from_a_wrong_secret() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        with pytest.raises(OtherProtocol, match="here is 3"):
+        with pytest.raises(OtherProtocol, match="this process speaks 3"):
             await prove(channel, ingress(ClusterSecrets.draw()), Purpose.SESSION, DECODE, TIMEOUT_S)
     await server.stop(0)

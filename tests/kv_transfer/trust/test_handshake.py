@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.errors import NotRaypd, OtherParty, OtherProtocol, Untrusted, WrongSecret
-from kv_transfer.trust.handshake import MAX_MESSAGE_BYTES, Acceptor, Dialer, Party, Proven, refusal
+from kv_transfer.trust.handshake import MAX_MESSAGE_BYTES, PROTOCOL_VERSION, Acceptor, Dialer, Party, Proven, refusal
 from kv_transfer.trust.secret import ClusterSecret, ClusterSecrets, KeySource, Purpose
 
 SECRETS = ClusterSecrets.draw()
@@ -124,13 +124,18 @@ def test_while_a_secret_is_replaced_ends_with_one_in_common_agree(known: tuple[i
         assert at_dialer.session_key.tag(b"") == at_acceptor.session_key.tag(b"")
 
 
-@pytest.mark.parametrize(("version", "age"), [(1, "an older raypd"), (3, "a newer raypd")])
+@pytest.mark.parametrize(
+    ("version", "age"), [(PROTOCOL_VERSION - 1, "an older raypd"), (PROTOCOL_VERSION + 1, "a newer raypd")]
+)
 def test_another_version_is_refused_by_its_number_not_as_a_wrong_secret(version: int, age: str) -> None:
     dialer, acceptor = new_dialer(), new_acceptor()
     answer = acceptor.answer(dialer.challenge)
     for message, read in ((dialer.challenge, new_acceptor().answer), (answer, dialer.prove), (refusal(), dialer.prove)):
         of_version = message[:5] + bytes([version]) + message[6:]
-        with pytest.raises(OtherProtocol, match=f"speaks handshake protocol {version}, here is 2: {age}"):
+        with pytest.raises(
+            OtherProtocol,
+            match=f"speaks handshake protocol {version} and is {age}: this process speaks {PROTOCOL_VERSION}",
+        ):
             read(of_version)
 
 
@@ -144,7 +149,7 @@ def test_messages_out_of_order_are_refused() -> None:
     dialer, acceptor = new_dialer(), new_acceptor()
     with pytest.raises(NotRaypd, match="before a challenge"):
         acceptor.verify(dialer.challenge)
-    with pytest.raises(NotRaypd, match="another order"):
+    with pytest.raises(NotRaypd, match="in the handshake's order"):
         dialer.prove(dialer.challenge)
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from kv_transfer.errors import NotRaypd, OtherProtocol, Untrusted, WrongSecret
-from kv_transfer.trust.handshake import Acceptor, Dialer, Party, Proven
+from kv_transfer.trust.handshake import PROTOCOL_VERSION, Acceptor, Dialer, Party, Proven
 from kv_transfer.trust.secret import ClusterSecrets, KeySource, Purpose
 from kv_transfer.trust.socket_handshake import accept_proof, dial_proof
 
@@ -69,7 +69,9 @@ def test_a_stranger_who_listens_gets_no_proof_and_one_who_dials_is_refused(ends:
         accepting.result(TIMEOUT_S)
 
 
-@pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff", bytes(5000), b"\x00\x07raypd\x02\x01"])
+@pytest.mark.parametrize(
+    "noise", [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xff", bytes(5000), b"\x00\x07raypd" + bytes([PROTOCOL_VERSION, 1])]
+)
 def test_whoever_says_something_else_is_refused(ends: Ends, noise: bytes) -> None:
     accepting = ends.accept()
     ends.near.sendall(noise)
@@ -106,6 +108,8 @@ def test_another_version_gets_a_refusal_that_tells_this_one(ends: Ends) -> None:
     challenge = bytearray(Dialer(SECRETS, Purpose.DATA_LINK, CONSUMER, PRODUCER).challenge)
     challenge[5] = 9
     ends.near.sendall(len(challenge).to_bytes(2, "big") + challenge)
-    with pytest.raises(OtherProtocol, match="handshake protocol 9, here is 2: a newer raypd"):
+    with pytest.raises(
+        OtherProtocol, match=f"handshake protocol 9 and is a newer raypd: this process speaks {PROTOCOL_VERSION}"
+    ):
         accepting.result(TIMEOUT_S)
-    assert ends.near.recv(100) == b"\x00\x07raypd\x02\x04"
+    assert ends.near.recv(100) == b"\x00\x07raypd" + bytes([PROTOCOL_VERSION, 4])

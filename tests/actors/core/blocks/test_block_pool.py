@@ -104,7 +104,7 @@ def test_a_block_that_is_freed_twice_is_a_broken_invariant() -> None:
 
 
 def test_more_blocks_than_are_free_are_never_given_away() -> None:
-    with pytest.raises(IntegrityError, match="3 blocks taken, 2 are free"):
+    with pytest.raises(IntegrityError, match="3 blocks are asked for, and 2 are free"):
         BlockPool(2).get_free_blocks(3)
 
 
@@ -124,7 +124,7 @@ def test_the_check_sees_hashes_and_the_cache_disagree() -> None:
         pool.check_integrity()
     blocks[0].block_hash = name(0)
     pool.blocks[2].block_hash = name(2)
-    with pytest.raises(IntegrityError, match=r"of blocks \[0, 1, 2\], which have a hash, the cache knows 2"):
+    with pytest.raises(IntegrityError, match=r"blocks \[0, 1, 2\] have a hash, but the cache maps 2 blocks"):
         pool.check_integrity()
     pool.blocks[2].block_hash = None
     pool.check_integrity()

@@ -1,4 +1,4 @@
-"""Guesses are made where they are likely to be right and cheap to check."""
+"""Drafts are made where they are likely to be right and cheap to check."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_without_settings_nothing_is_wanted() -> None:
     assert scheduler.schedule().num_drafts_wanted is None
 
 
-def test_guesses_are_wanted_as_soon_as_the_prompt_is_through_and_not_before() -> None:
+def test_drafts_are_wanted_as_soon_as_the_prompt_is_through_and_not_before() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3, max_num_batched_tokens=8)
     scheduler.add_request(make_request("a", 12, max_tokens=20))
     first = scheduler.schedule()
@@ -46,7 +46,7 @@ def test_guesses_are_wanted_as_soon_as_the_prompt_is_through_and_not_before() ->
     assert wanted(scheduler.schedule()) == {"a": 3}
 
 
-def test_nothing_is_guessed_that_a_request_could_not_use() -> None:
+def test_nothing_is_drafted_that_a_request_could_not_use() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3)
     scheduler.add_request(make_request("a", 6, max_tokens=4, ignore_eos=True))
     step = scheduler.schedule()
@@ -58,7 +58,7 @@ def test_nothing_is_guessed_that_a_request_could_not_use() -> None:
     assert wanted(scheduler.schedule()) == {}
 
 
-def test_the_more_requests_run_the_fewer_tokens_each_guesses_and_a_full_batch_none() -> None:
+def test_the_more_requests_run_the_fewer_tokens_each_drafts_and_a_full_batch_none() -> None:
     for num_requests, num_each in ((1, 4), (2, 3), (4, 2), (8, 1), (14, 0), (20, 0)):
         scheduler = make_scheduler(
             speculative=SpeculativeConfig(num_tokens=4, max_step_tokens=20, min_acceptance=0.2),
@@ -71,7 +71,7 @@ def test_the_more_requests_run_the_fewer_tokens_each_guesses_and_a_full_batch_no
         assert set(wanted(scheduler.schedule()).values()) == ({num_each} if num_each else set()), num_requests
 
 
-def test_a_request_whose_guesses_fail_is_given_up_and_tried_again_later() -> None:
+def test_a_request_whose_drafts_fail_is_given_up_and_tried_again_later() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3, max_model_len=600, num_blocks=200)
     scheduler.add_request(make_request("a", 6, max_tokens=500, ignore_eos=True))
     numbers = []
@@ -84,7 +84,7 @@ def test_a_request_whose_guesses_fail_is_given_up_and_tried_again_later() -> Non
     assert numbers.index(0) < 10
 
 
-def test_a_request_whose_guesses_are_right_keeps_guessing_as_many_as_it_may() -> None:
+def test_a_request_whose_drafts_are_right_keeps_drafting_as_many_as_it_may() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3, max_model_len=600, num_blocks=200)
     scheduler.add_request(make_request("a", 6, max_tokens=400, ignore_eos=True))
     for _ in range(60):
@@ -110,7 +110,7 @@ def test_a_rows_next_owner_begins_without_its_former_owners_luck() -> None:
     assert wanted(scheduler.schedule()) == {"b": 3}
 
 
-def test_who_does_not_generate_here_guesses_nothing() -> None:
+def test_who_does_not_generate_here_drafts_nothing() -> None:
     connector = FakeConnector()
     scheduler = make_scheduler(num_speculative_tokens=3, connector=connector)
     scheduler.add_request(make_request("producer", 6, max_tokens=30, role=TransferRole.PRODUCER))
@@ -122,7 +122,7 @@ def test_who_does_not_generate_here_guesses_nothing() -> None:
     assert wanted(step) == {}
 
 
-def test_guesses_are_cut_where_a_grammar_forbids_them() -> None:
+def test_drafts_are_cut_where_a_grammar_forbids_them() -> None:
     grammars = FakeGrammars(forbidden=6)
     scheduler = make_scheduler(num_speculative_tokens=3, structured_output=grammars)
     scheduler.add_request(make_request("a", 6, max_tokens=30, structured_output=StructuredOutputParams("json_object")))
@@ -136,7 +136,7 @@ def test_guesses_are_cut_where_a_grammar_forbids_them() -> None:
     assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
 
 
-def test_nobody_runs_ahead_of_a_step_that_guesses() -> None:
+def test_nobody_runs_ahead_of_a_step_that_drafts() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3, overlap=True)
     scheduler.add_request(make_request("a", 6, max_tokens=4, ignore_eos=True))
     first = scheduler.schedule()
@@ -148,17 +148,17 @@ def test_nobody_runs_ahead_of_a_step_that_guesses() -> None:
     sample_one(scheduler, second)
     third = scheduler.schedule()
     assert (wanted(third), third.num_scheduled_tokens) == ({}, {"a": 1})
-    # Now that nothing is guessed, the last token's step need not wait for the one before it.
+    # Now that nothing is drafted, the last token's step need not wait for the one before it.
     assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
 
 
-def test_a_guess_preempts_nobody() -> None:
+def test_a_draft_preempts_nobody() -> None:
     scheduler = make_scheduler(num_blocks=5, num_speculative_tokens=8)
     for name in ("a", "b"):
         scheduler.add_request(make_request(name, 7, max_tokens=8, ignore_eos=True))
     step = scheduler.schedule()
     sample_one(scheduler, step, DraftTokenIds(["a", "b"], [[1] * 6, [2] * 6]))
-    # Two blocks of four each and one free: a's 8 tokens and 4 guesses fit, nothing is left for b's.
+    # Two blocks of four each and one free: a's 8 tokens and 4 drafts fit, nothing is left for b's.
     step = scheduler.schedule()
     assert not step.preempted_req_ids
     assert step.scheduled_spec_decode_tokens == {"a": [1] * 4}
@@ -166,7 +166,7 @@ def test_a_guess_preempts_nobody() -> None:
     scheduler.check_integrity()
 
 
-def test_who_checks_guesses_does_not_wait_for_a_prompt_that_was_admitted_before_it() -> None:
+def test_who_checks_drafts_does_not_wait_for_a_prompt_that_was_admitted_before_it() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3, max_num_batched_tokens=8, long_prefill_token_threshold=4)
     scheduler.add_request(make_request("long", 40, max_tokens=20, ignore_eos=True))
     scheduler.add_request(make_request("short", 2, max_tokens=20, ignore_eos=True))
@@ -177,21 +177,21 @@ def test_who_checks_guesses_does_not_wait_for_a_prompt_that_was_admitted_before_
     assert scheduler.schedule().num_scheduled_tokens == {"short": 4, "long": 4}
 
 
-def test_guesses_are_cut_to_what_a_step_has_left_even_where_prompts_are_not() -> None:
+def test_drafts_are_cut_to_what_a_step_has_left_even_where_prompts_are_not() -> None:
     scheduler = make_scheduler(
         num_speculative_tokens=5, max_num_batched_tokens=8, max_num_seqs=3, enable_chunked_prefill=False
     )
     for name in ("a", "b", "c"):
         scheduler.add_request(make_request(name, 2, max_tokens=20, ignore_eos=True))
     step = scheduler.schedule()
-    assert wanted(step) == {"a": 1, "b": 1, "c": 1}, "or one's guesses would take the token that another one decodes"
+    assert wanted(step) == {"a": 1, "b": 1, "c": 1}, "or one's drafts would take the token that another one decodes"
     sample_one(scheduler, step, DraftTokenIds(["a", "b"], [[1] * 4, [2] * 5]))
     step = scheduler.schedule()
     assert step.num_scheduled_tokens == {"c": 1, "a": 5, "b": 2}
     assert step.scheduled_spec_decode_tokens == {"a": [1] * 4, "b": [2]}
 
 
-def test_luck_is_counted_only_up_to_the_first_wrong_guess() -> None:
+def test_luck_is_counted_only_up_to_the_first_wrong_draft() -> None:
     control = DraftControl(SpeculativeConfig(num_tokens=8), max_num_seqs=1, max_num_batched_tokens=64)
     control.learn(0, num_drafted=8, num_accepted=3)
     control.learn(0, num_drafted=2, num_accepted=2)
@@ -199,7 +199,7 @@ def test_luck_is_counted_only_up_to_the_first_wrong_guess() -> None:
     assert np.isclose(control._right[0] / control._tried[0], 5 / 6)
 
 
-def test_guesses_that_were_filled_up_to_a_common_length_count_without_the_filling() -> None:
+def test_drafts_that_were_filled_up_to_a_common_length_count_without_the_filling() -> None:
     scheduler = make_scheduler(num_speculative_tokens=3)
     scheduler.add_request(make_request("a", 6, max_tokens=30))
     scheduler.add_request(make_request("b", 6, max_tokens=30))

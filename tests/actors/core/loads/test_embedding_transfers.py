@@ -72,7 +72,7 @@ class Engine:
 
     def want(self, mm_hash: str) -> WantedFetch:
         fetch = BytesFetch(f"t-{mm_hash}", mm_hash)
-        want = WantedFetch(f"t-{mm_hash}", 0, EngineAddress("prefill-0", 1, ""), fetch)
+        want = WantedFetch(0, EngineAddress("prefill-0", 1, ""), fetch)
         self.step(output_of(wants=[want]))
         self.step()
         return want
@@ -150,7 +150,7 @@ def test_an_image_that_can_never_have_room_is_refused_at_once() -> None:
     engine = make_engine(num_blocks=8)
     engine.fetch("cat", 4 * BLOCK_BYTES + 1)
     [fetched] = engine.told["cat"]
-    assert (fetched.data, fetched.reason) == (None, "161 bytes do not fit into half of the KV cache")
+    assert (fetched.data, fetched.reason) == (None, "embeddings of 161 bytes do not fit into half of the KV cache")
 
 
 @pytest.mark.parametrize("is_sender", [True, False], ids=["sent", "fetched"])

@@ -244,9 +244,8 @@ def test_what_is_asked_for_twice_is_pinned_once_and_released() -> None:
     request = make_request("first", FIRST)
     driver.scheduler.add_request(request)
     driver.run()
-    want = WantedFetch(
-        "fetch-1", 0, EngineAddress("peer", 1, ""), PrefixFetch("fetch-1", tuple(request.block_hashes[:3]))
-    )
+    fetch = PrefixFetch("fetch-1", tuple(request.block_hashes[:3]))
+    want = WantedFetch(0, EngineAddress("peer", 1, ""), fetch)
     for _ in range(2):
         driver.news.wants.append(want)
         driver.step()
@@ -270,7 +269,7 @@ def test_nobody_is_preempted_for_blocks_that_others_read(num_running: int, num_r
         length = 18 * BLOCK_SIZE // num_running - 1
         driver.scheduler.add_request(make_request(f"r{index}", length, max_tokens=9, ignore_eos=True))
     driver.step()
-    want = WantedFetch("fetch-1", 0, EngineAddress("peer", 1, ""), PrefixFetch("fetch-1", tuple(request.block_hashes)))
+    want = WantedFetch(0, EngineAddress("peer", 1, ""), PrefixFetch("fetch-1", tuple(request.block_hashes)))
     driver.news.wants.append(want)
     driver.step()
     kv = driver.scheduler.kv_cache_manager

@@ -1,4 +1,4 @@
-"""The Triton backend says which models it covers, and uploads a step's arrays in one piece.
+"""The Triton backend says which models it covers.
 
 Tests of actors/model/attention/triton_backend.py, actors/model/attention/choice.py.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from actors.model.attention.backend import AttentionNeeds, BackendName
 from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.attention.choice import KINDS, choose_backend
 from actors.model.attention.probe import KVGeometry
-from actors.model.attention.triton_backend import TritonKind, find_uncovered, upload
+from actors.model.attention.triton_backend import TritonKind, find_uncovered
 from kv_transfer.layout import KeyOrder
 
 LAYER = AttentionLayer(0, 0.1, 50.0, 4096)
@@ -46,13 +45,3 @@ def test_it_is_for_cuda_devices_and_comes_before_torch_there() -> None:
 )
 def test_it_says_what_it_does_not_cover(dtype: torch.dtype, geometry: KVGeometry, expected: str | None) -> None:
     assert find_uncovered(replace(NEEDS, dtype=dtype, geometry=geometry)) == expected
-
-
-def test_arrays_are_uploaded_in_one_piece_each_at_16_bytes() -> None:
-    arrays: list[np.ndarray] = [np.arange(count, dtype=np.int32) for count in (5, 0, 3)]
-    arrays.append(np.arange(6, dtype=np.int32).reshape(2, 3))
-    uploaded = upload(arrays, torch.device("cpu"))
-    for array, tensor in zip(arrays, uploaded, strict=True):
-        assert np.array_equal(tensor.numpy(), array)
-        assert tensor.storage_offset() % 4 == 0
-    assert len({tensor.untyped_storage().data_ptr() for tensor in uploaded}) == 1

@@ -6,6 +6,7 @@ Tests of actors/model/attention/vllm_cpu_library.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import pytest
 import torch
 
 from actors.model.attention import vllm_cpu_backend, vllm_cpu_library
+from actors.model.attention.backend import AttentionBackend
 from actors.model.attention.backend_check import find_fault
-from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.batch_attention import AttentionLayer, BatchAttention, BatchShape
 from actors.model.attention.choice import choose_backend, fastest_key_order
 from actors.model.attention.torch_backend import TorchKind
 from actors.model.attention.vllm_cpu_backend import VllmCpuKind
@@ -31,6 +33,7 @@ needs_library = pytest.mark.skipif(load_library() is not None, reason=str(load_l
 TRANSPOSED = replace(NEEDS, key_order=KeyOrder.TRANSPOSED)
 NUM_TOKENS = 10
 LENGTHS = (1, 16, 33, 40)
+_TIMEOUT_S = 30.0
 
 
 @pytest.mark.parametrize(
@@ -158,6 +161,53 @@ def test_a_token_gets_the_same_result_whatever_else_is_in_the_batch(num_others: 
         return backend.prepare(batch).attend(geometry.layers[0], *parts)[:num_tokens]
 
     assert torch.equal(first_rows([num_tokens]), first_rows([num_tokens, 1, 1, 30][: 1 + num_others]))
+
+
+@needs_library
+def test_a_thread_that_has_computed_nothing_yet_plans_for_the_number_of_threads_that_is_set() -> None:
+    backend, attend = _one_step()
+    expected = attend(backend.prepare)
+
+    def prepare(shape: BatchShape) -> BatchAttention:
+        batch = backend.prepare(shape)
+        # A thread begins with OpenMP's default, and has torch's number of threads once torch has computed on it.
+        torch.ones(1 << 20).add_(1)
+        return batch
+
+    with ThreadPoolExecutor(1) as thread:
+        assert torch.equal(thread.submit(attend, prepare).result(_TIMEOUT_S), expected)
+
+
+@needs_library
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (1, 3)])
+def test_a_plan_is_made_again_when_the_number_of_threads_has_changed_since(before: int, after: int) -> None:
+    backend, attend = _one_step()
+    expected = attend(backend.prepare)
+
+    def prepare(shape: BatchShape) -> BatchAttention:
+        torch.set_num_threads(before)
+        batch = backend.prepare(shape)
+        torch.set_num_threads(after)
+        return batch
+
+    try:
+        assert torch.equal(attend(prepare), expected)
+    finally:
+        torch.set_num_threads(1)
+
+
+def _one_step() -> tuple[AttentionBackend, Callable[[Callable[[BatchShape], BatchAttention]], torch.Tensor]]:
+    """Return a backend with KV, and what computes a step on it whose blocks were all begun before."""
+    geometry, generator = NEEDS.geometry, torch.Generator().manual_seed(3)
+    shape = (8, geometry.num_kv_heads, geometry.num_layers, 2, NEEDS.block_size, geometry.head_dim)
+    backend = VllmCpuKind().open(torch.randn(shape, generator=generator), TRANSPOSED)
+    states = [torch.randn(heads, 2, geometry.head_dim, generator=generator) for heads in (6, 2, 2)]
+    batch = BatchShape(np.arange(3), np.array([20, 3]), np.arange(8).reshape(2, 4))
+
+    def attend(prepare: Callable[[BatchShape], BatchAttention]) -> torch.Tensor:
+        return prepare(batch).attend(geometry.layers[0], *states)
+
+    return backend, attend
 
 
 @needs_library

@@ -39,6 +39,7 @@ def choose(
     max_model_len: int = 256,
     max_num_seqs: int = 2,
     is_gpu: bool = True,
+    num_threads: int = 1,
 ) -> int:
     return choose_num_blocks(
         cache_config,
@@ -47,6 +48,7 @@ def choose(
         max_model_len=max_model_len,
         free_memory_bytes=free_memory_bytes,
         is_gpu=is_gpu,
+        num_threads=num_threads,
     )
 
 
@@ -66,8 +68,16 @@ def test_on_a_cpu_a_fraction_is_cut_at_a_likely_number_of_tokens() -> None:
     everything = CacheConfig(memory_fraction=0.5)
 
     assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=True) == 4 * 256 * 16
-    assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=False) == 131_072 // 16
+    assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=False) == 32_768 // 16
     assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=2, is_gpu=False) == 4 * 2 * 16
+
+
+def test_on_a_cpu_more_tokens_are_likely_with_more_threads() -> None:
+    everything = CacheConfig(memory_fraction=0.5)
+
+    for is_gpu, num_blocks in ((False, 3 * 32_768 // 16), (True, 4 * 256 * 16)):
+        found = choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=is_gpu, num_threads=3)
+        assert found == num_blocks
 
 
 def test_on_a_cpu_four_sequences_of_full_length_are_likely() -> None:

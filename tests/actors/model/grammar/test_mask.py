@@ -8,7 +8,8 @@ from actors.core.outputs.scheduler_output import NOTHING_GROWN, SchedulerOutput,
 from actors.core.requests.sampling_params import SamplingParams
 from actors.model.grammar.mask import GrammarMask
 from actors.model.sampling.sampler import sample
-from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.sampling.sampling_batch import SamplingBatch
+from actors.model.sampling.sampling_row import SamplingRow
 
 VOCAB_SIZE = 70
 """No multiple of 32: the last word of a mask has bits that mean no token."""

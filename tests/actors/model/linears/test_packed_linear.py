@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from actors.model.linears import onednn
 from actors.model.linears.packed_linear import FusedProduct, PackedProduct
 
 SIZES = (8, 4, 4)
@@ -83,6 +85,26 @@ def test_nothing_is_kept_once_every_layer_has_its_outputs() -> None:
 
     assert fused._inputs is None
     assert not fused._parts
+
+
+def test_few_numbers_of_rows_are_computed_since_code_is_generated_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    product = PackedProduct(WEIGHT, None, pairs_single_rows=False)
+    multiply = onednn.multiply
+
+    def count(inputs: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
+        computed.append(inputs.numel() // inputs.shape[-1])
+        return multiply(inputs, reordered, bias)
+
+    monkeypatch.setattr(onednn, "multiply", count)
+    inputs = torch.randn(1, 2048, 6, generator=torch.Generator().manual_seed(4))
+    expected = multiply(inputs, product._reordered, None)
+    for num_rows in range(2049):
+        assert torch.equal(product(inputs[:, :num_rows]), expected[:, :num_rows]), num_rows
+
+    assert len(set(computed)) <= 1 + 16 * 8
+    assert all(wanted <= given <= wanted * 17 / 16 for wanted, given in enumerate(computed))
+    assert computed[:33] == list(range(33))
 
 
 def test_a_single_row_that_is_computed_twice_keeps_its_shape() -> None:

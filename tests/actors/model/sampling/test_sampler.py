@@ -1,4 +1,4 @@
-"""Tests of actors/model/sampling/filters.py, actors/model/sampling/logprobs.py, actors/model/sampling/penalties.py,
+"""Tests of actors/model/sampling/filters.py, actors/model/sampling/logprobs.py, actors/model/sampling/logit_changes.py,
 actors/model/sampling/sampling_batch.py.
 """
 
@@ -17,10 +17,11 @@ from transformers import (
 )
 
 from actors.core.requests.sampling_params import SamplingParams
-from actors.model.sampling.filters import filter_logits
-from actors.model.sampling.penalties import change_logits
+from actors.model.sampling.filters import Filters, filter_logits
+from actors.model.sampling.logit_changes import RowChanges, StepChanges
 from actors.model.sampling.sampler import sample
-from actors.model.sampling.sampling_batch import SamplingBatch, SamplingRow
+from actors.model.sampling.sampling_batch import SamplingBatch
+from actors.model.sampling.sampling_row import SamplingRow
 
 VOCAB_SIZE = 50
 GREEDY = SamplingParams(temperature=0.0)
@@ -43,6 +44,21 @@ def draws(logits: Tensor, params: SamplingParams, count: int) -> list[int]:
     """One token from each of count positions."""
     rows = [row(params, output=[1] * position) for position in range(count)]
     return sample(logits.expand(count, -1), SamplingBatch.of_rows(rows)).token_ids
+
+
+def filtered(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Tensor:
+    """Return a row of logits after the filters, with -inf for those that they remove."""
+    with np.errstate(divide="ignore"):
+        filters = Filters(np.array([top_k]), np.array([top_p]), np.log(np.array([min_p])).astype(np.float32))
+    largest = logits.max()
+    kept = filter_logits((logits - largest)[None], filters)[0]
+    return torch.where(torch.isfinite(kept), logits, -torch.inf)
+
+
+def changed(logits: Tensor, of: SamplingRow) -> Tensor:
+    logits = logits.clone()
+    StepChanges([(0, RowChanges(of, len(logits)), of)], len(logits)).apply(logits[None])
+    return logits
 
 
 def test_greedy_takes_the_most_likely_token_and_leaves_the_logits_alone() -> None:
@@ -123,7 +139,7 @@ def test_top_k_keeps_what_transformers_keeps(top_k: int) -> None:
     logits = logits_of(VOCAB_SIZE)
     expected = TopKLogitsWarper(top_k)(torch.LongTensor([[0]]), logits[None].clone())[0]
 
-    filter_logits(logits, top_k=top_k, top_p=1.0, min_p=0.0)
+    logits = filtered(logits, top_k=top_k)
 
     assert torch.equal(logits, expected)
 
@@ -134,7 +150,7 @@ def test_top_p_keeps_what_transformers_keeps(top_p: float, vocab_size: int) -> N
     logits = logits_of(vocab_size) * 0.5
     expected = TopPLogitsWarper(top_p)(torch.LongTensor([[0]]), logits[None].clone())[0]
 
-    filter_logits(logits, top_k=0, top_p=top_p, min_p=0.0)
+    logits = filtered(logits, top_p=top_p)
 
     assert torch.equal(logits, expected)
 
@@ -144,7 +160,7 @@ def test_min_p_keeps_what_transformers_keeps(min_p: float) -> None:
     logits = logits_of(VOCAB_SIZE)
     expected = MinPLogitsWarper(min_p)(torch.LongTensor([[0]]), logits[None].clone())[0]
 
-    filter_logits(logits, top_k=0, top_p=1.0, min_p=min_p)
+    logits = filtered(logits, min_p=min_p)
 
     assert torch.equal(logits, expected)
 
@@ -166,7 +182,7 @@ def test_filters_work_on_what_the_earlier_ones_left() -> None:
 def test_ties_at_the_edge_stay_together() -> None:
     logits = torch.tensor([1.0, 3.0, 2.0, 2.0, 2.0, 0.0])
 
-    filter_logits(logits, top_k=2, top_p=1.0, min_p=0.0)
+    logits = filtered(logits, top_k=2)
 
     assert torch.isfinite(logits).tolist() == [False, True, True, True, True, False]
 
@@ -176,7 +192,7 @@ def test_repetition_penalty_looks_at_prompt_and_output_as_in_transformers() -> N
     prompt, output = [3, 4, 4], [4, 9]
     expected = RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([prompt + output]), logits[None].clone())[0]
 
-    change_logits(logits, row(SamplingParams(repetition_penalty=1.3), prompt, output))
+    logits = changed(logits, row(SamplingParams(repetition_penalty=1.3), prompt, output))
 
     assert torch.allclose(logits, expected)
 
@@ -187,7 +203,7 @@ def test_presence_and_frequency_look_at_the_output_only() -> None:
     expected[4] -= 0.5 + 2 * 0.2
     expected[9] -= 0.5 + 1 * 0.2
 
-    change_logits(logits, row(SamplingParams(presence_penalty=0.5, frequency_penalty=0.2), [3, 4, 4], [4, 9, 4]))
+    logits = changed(logits, row(SamplingParams(presence_penalty=0.5, frequency_penalty=0.2), [3, 4, 4], [4, 9, 4]))
 
     assert torch.allclose(logits, expected)
 
@@ -195,7 +211,7 @@ def test_presence_and_frequency_look_at_the_output_only() -> None:
 def test_bias_comes_before_penalties() -> None:
     logits = torch.zeros(VOCAB_SIZE)
 
-    change_logits(logits, row(SamplingParams(logit_bias={5: 2.0, 6: -1.0}, repetition_penalty=2.0), [5, 6]))
+    logits = changed(logits, row(SamplingParams(logit_bias={5: 2.0, 6: -1.0}, repetition_penalty=2.0), [5, 6]))
 
     assert logits[5] == 1.0
     assert logits[6] == -2.0

@@ -1,4 +1,4 @@
-"""The smaller model's cache holds what the row's tokens say, whatever became of its guesses."""
+"""The smaller model's cache holds what the row's tokens say, whatever became of its drafts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def model(checkpoint: CheckpointOf) -> DraftModel:
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def test_guesses_are_what_the_model_generates_whatever_became_of_those_before(
+def test_drafts_are_what_the_model_generates_whatever_became_of_those_before(
     model: DraftModel, checkpoint: CheckpointOf
 ) -> None:
     directory = checkpoint("llama")
@@ -76,7 +76,7 @@ def test_guesses_are_what_the_model_generates_whatever_became_of_those_before(
         assert rows.propose(0) == [greedy_tokens(directory, tuple(tokens), 3)]
 
 
-def test_a_long_context_is_read_in_chunks_and_guessed_for_when_it_is_through(
+def test_a_long_context_is_read_in_chunks_and_drafted_for_when_it_is_through(
     model: DraftModel, checkpoint: CheckpointOf
 ) -> None:
     rows, tokens = Rows(model, max_step_tokens=9), random_prompt(20)

@@ -1,4 +1,4 @@
-"""Prompt lookup guesses what followed the longest, latest earlier occurrence of the last tokens."""
+"""Prompt lookup drafts what followed the longest, latest earlier occurrence of the last tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rows:
         return self.proposer.propose(chosen, self.epochs[chosen], np.full(len(rows), num_wanted))
 
 
-def expected_guess(token_ids: list[int], lookup_min: int, lookup_max: int, num_wanted: int) -> list[int]:
+def expected_draft(token_ids: list[int], lookup_min: int, lookup_max: int, num_wanted: int) -> list[int]:
     """The same by looking at every place."""
     for length in range(lookup_max, lookup_min - 1, -1):
         for end in range(len(token_ids) - 1, length - 1, -1):
@@ -40,7 +40,7 @@ def expected_guess(token_ids: list[int], lookup_min: int, lookup_max: int, num_w
     return []
 
 
-def test_what_followed_the_same_tokens_is_guessed() -> None:
+def test_what_followed_the_same_tokens_is_drafted() -> None:
     rows = Rows()
     rows.set(0, [5, 6, 7, 8, 9, 10, 5, 6])
     assert rows.propose(0) == [[7, 8, 9, 10]]
@@ -56,20 +56,20 @@ def test_the_longest_match_wins_and_of_equal_ones_the_latest() -> None:
 
 def test_a_single_equal_token_is_no_match_unless_it_is_asked_for() -> None:
     token_ids = [5, 6, 7, 5]
-    for lookup_min, guess in ((2, []), (1, [6, 7])):
+    for lookup_min, draft in ((2, []), (1, [6, 7])):
         rows = Rows(lookup_min=lookup_min)
         rows.set(0, token_ids)
-        assert rows.propose(0, num_wanted=2) == [guess]
+        assert rows.propose(0, num_wanted=2) == [draft]
 
 
-def test_a_loop_is_guessed_to_go_on_as_a_loop() -> None:
+def test_a_loop_is_drafted_to_go_on_as_a_loop() -> None:
     rows = Rows()
     rows.set(0, [4, 9, 9, 9])
     rows.set(1, [4, 1, 2, 1, 2])
     assert rows.propose(0, 1, num_wanted=5) == [[9] * 5, [1, 2, 1, 2, 1]]
 
 
-def test_too_short_a_context_and_one_without_repetition_give_no_guess() -> None:
+def test_too_short_a_context_and_one_without_repetition_give_no_draft() -> None:
     rows = Rows()
     rows.set(0, [5])
     rows.set(1, [0, 0])
@@ -77,7 +77,7 @@ def test_too_short_a_context_and_one_without_repetition_give_no_guess() -> None:
     assert rows.propose(0, 1, 2) == [[], [], []]
 
 
-def test_tokens_that_a_rows_former_owner_left_are_not_guessed() -> None:
+def test_tokens_that_a_rows_former_owner_left_are_not_drafted() -> None:
     rows = Rows()
     rows.set(0, [5, 6, 7, 8, 9, 5, 6, 40, 41, 42])
     rows.propose(0)
@@ -87,7 +87,7 @@ def test_tokens_that_a_rows_former_owner_left_are_not_guessed() -> None:
 
 
 @pytest.mark.parametrize("max_model_len", [120, 40_000])
-def test_guesses_are_those_of_a_full_search_however_tokens_come(max_model_len: int) -> None:
+def test_drafts_are_those_of_a_full_search_however_tokens_come(max_model_len: int) -> None:
     chance = random.Random(max_model_len)
     rows = Rows(lookup_min=1, lookup_max=4, num_rows=3, max_model_len=max_model_len)
     contexts: dict[int, list[int]] = {row: [] for row in range(3)}
@@ -101,11 +101,11 @@ def test_guesses_are_those_of_a_full_search_however_tokens_come(max_model_len: i
                 context.extend(chance.choices(range(6), k=chance.randint(0, 4)))
             rows.set(row, context)
         chosen = chance.sample(range(3), k=chance.randint(1, 3))
-        guesses = rows.propose(*chosen, num_wanted=3)
-        for row, guess in zip(chosen, guesses, strict=True):
-            expected = expected_guess(contexts[row], 1, 4, 3)
+        drafts = rows.propose(*chosen, num_wanted=3)
+        for row, draft in zip(chosen, drafts, strict=True):
+            expected = expected_draft(contexts[row], 1, 4, 3)
             # A slot of a small table may have gone to another n-gram: then a shorter match is found, or none.
-            assert guess == expected or max_model_len == 120
-            num_equal += guess == expected
+            assert draft == expected or max_model_len == 120
+            num_equal += draft == expected
             num_all += 1
     assert num_equal > 0.8 * num_all

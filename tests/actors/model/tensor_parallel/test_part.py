@@ -349,9 +349,9 @@ def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: in
 def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
     cpu = torch.device("cpu")
     rendezvous = Rendezvous("127.0.0.1", cpu, 1.0)
-    with pytest.raises(RankLost, match="rank 0 of 2 did not meet the others"):
+    with pytest.raises(RankLost, match="rank 0 of 2 did not connect to the other ranks"):
         join_group(rendezvous, 0, 2, device=cpu, host="127.0.0.1", timeout_s=0.2, trust=RANK_TRUST)
-    with pytest.raises(RankLost, match="rank 1 of 2 did not meet the others"):
+    with pytest.raises(RankLost, match="rank 1 of 2 did not connect to the other ranks"):
         join_group(rendezvous.address, 1, 2, device=cpu, host="127.0.0.1", timeout_s=0.2, trust=RANK_TRUST)
     rendezvous.close()
 

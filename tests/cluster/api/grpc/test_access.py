@@ -18,6 +18,7 @@ import pytest
 import yaml
 from grpc_health.v1 import health_pb2
 
+from actors.core.requests.slo import Slo
 from cluster.access.access_control import AccessControl
 from cluster.access.server_tls import ServerTls, TlsConfig
 from cluster.access.tokens import Tokens, hash_token, make_token
@@ -44,7 +45,13 @@ ALICE, OPS = make_token(), make_token()
 
 def access(path: Path) -> AccessControl:
     entries = [
-        {"name": "alice", "sha256": hash_token(ALICE), "concurrent": 1},
+        {
+            "name": "alice",
+            "sha256": hash_token(ALICE),
+            "concurrent": 1,
+            "slo": {"itl_ms": 60},
+            "tightest_slo": {"ttft_ms": 100},
+        },
         {"name": "ops", "sha256": hash_token(OPS), "admin": True},
     ]
     path.write_text(yaml.safe_dump({"tokens": entries}))
@@ -134,6 +141,30 @@ async def test_a_priority_above_the_ceiling_is_denied(tmp_path: Path) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="priority is -1") as raised:
             await anext(aiter(stub.Generate(generate_pb2.GenerateRequest(text="me first", priority=-1))))
     assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_requests_aims_reach_the_engines_and_those_that_are_tighter_than_the_token_allows_are_denied(
+    tmp_path: Path,
+) -> None:
+    pair = make_pair()
+    settings = grpc_settings(access=access(tmp_path / "tokens"))
+    async with started(settings, pair.serving) as (address, _), open_channel(address, Credentials(ALICE)) as channel:
+        stub = generate_pb2_grpc.GenerateServiceStub(channel)
+        too_tight = generate_pb2.GenerateRequest(text="now", slo=generate_pb2.Slo(ttft_ms=99))
+        with pytest.raises(
+            grpc.aio.AioRpcError, match=r"slo\.ttft_ms is 99; token 'alice' may have 100 and above"
+        ) as raised:
+            await anext(aiter(stub.Generate(too_tight)))
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        nonsense = generate_pb2.GenerateRequest(text="now", slo=generate_pb2.Slo(itl_ms=-1))
+        with pytest.raises(grpc.aio.AioRpcError, match=r"slo\.itl_ms") as raised:
+            await anext(aiter(stub.Generate(nonsense)))
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        call = stub.Generate(generate_pb2.GenerateRequest(text="hello", slo=generate_pb2.Slo(ttft_ms=100)))
+        producer, _ = await pair.next_requests()
+        assert producer.slo == Slo(ttft_s=0.1, itl_s=0.06), "the token has an aim for what the request leaves open"
+        call.cancel()
+        await asyncio.wait_for(pair.decode.has_aborted.wait(), timeout=10)
 
 
 async def test_administration_can_have_a_port_of_its_own() -> None:

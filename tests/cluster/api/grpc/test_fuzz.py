@@ -201,6 +201,6 @@ def test_no_message_of_very_many_is_more_than_its_clients_mistake(name: str, ing
 
 def test_what_is_drawn_reaches_the_engines(ingress: Ingress) -> None:
     draw = random.Random(1)
-    for _ in range(15):
+    for _ in range(60):
         ingress.fuzz(METHODS["Generate"], draw)
     assert {"OK", "INVALID_ARGUMENT"} <= ingress.codes

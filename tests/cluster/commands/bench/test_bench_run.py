@@ -99,6 +99,13 @@ async def test_failed_requests_are_counted_and_the_others_measured(tmp_path: Pat
     assert (run["completed"], run["failed"]) == (3, 1)
 
 
+async def test_a_run_without_a_whole_answer_is_an_error_after_its_figures(tmp_path: Path) -> None:
+    async with scripted_server(_answers(Answer([b"full"], 429))) as server:
+        with pytest.raises(CannotMeasure, match="A: none of 4 requests was answered whole: HTTP 429"):
+            await _run(server.url, json_file=tmp_path / "out.json", num_warmups=0)
+    assert json.loads((tmp_path / "out.json").read_text())["runs"][0]["failed"] == 4
+
+
 async def test_a_warm_up_that_fails_ends_the_benchmark() -> None:
     async with scripted_server(_answers(Answer([b"no"], 400))) as server:
         with pytest.raises(CannotMeasure, match=r"a warm-up request to .* failed: HTTP 400: no"):
@@ -112,6 +119,8 @@ async def test_requests_that_the_context_does_not_hold_are_refused_before_anythi
             InvalidConfig, match=r"4 of 4 requests are longer than 12 tokens, the context of tiny; .* 13"
         ):
             await _run(server.url, prefix_len=2)
+        with pytest.raises(InvalidConfig, match=r"40 of 40 requests are longer"):
+            await _run(server.url, server.url, num_pairs=10, prefix_len=2)
     assert "/v1/completions" not in server.bodies
 
 

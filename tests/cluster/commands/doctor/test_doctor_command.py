@@ -127,7 +127,7 @@ def test_a_draft_model_of_another_vocabulary_is_said(tmp_path: Path) -> None:
 
         assert result.exit_code != 0
         assert "scheduler.speculative.model: " in result.output
-        assert "cannot guess: it has 77 tokens" in result.output
+        assert "cannot be the draft model: it has 77 tokens" in result.output
 
 
 def test_what_the_model_is_refused_for_is_said_before_anything_else_is_looked_at(

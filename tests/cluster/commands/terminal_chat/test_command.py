@@ -119,7 +119,7 @@ def test_what_cannot_be_answered_does_not_end_the_chat(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_written_to_a_pipe(first: ScriptedIngress) -> None:
-    command = [sys.executable, "-m", "cluster", "generate", "-", "--address", first.address]
+    command = [sys.executable, "-m", "cluster", "generate", "-", "--address", first.address, "--ttft-ms", "250"]
     done = subprocess.run(
         [*command, "--times", "-p", "top_k=3", "-p", "stop=END"],
         input="hi",

@@ -16,11 +16,12 @@ from typing import Any
 import pytest
 
 from actors.attention_report import AttentionReport, OrderOffer
+from actors.config import EngineConfig
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_actor import EngineHealth, EngineReady
 from actors.model_facts import ModelFacts
 from cluster.config import ClusterConfig
-from cluster.errors import CannotStart, UnknownEngine
+from cluster.errors import CannotStart, EngineRefused, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.engine_slots import EngineState, Slot
 from cluster.pool.engines.engine_fleet import EngineFleet
@@ -44,7 +45,7 @@ CONFIG = ClusterConfig(heartbeat_interval_s=0.02, heartbeat_timeout_s=1.5, drain
 class FakeEngine:
     """The object behind an engine's actor."""
 
-    config: object
+    config: EngineConfig
     engine_id: str
     incarnation: int
     resources: object
@@ -59,6 +60,8 @@ class FakeEngine:
     may_load: asyncio.Event = field(default_factory=asyncio.Event)
     has_stopped: bool = False
     key_order: str | None = None
+    role: str = ""
+    refuses: bool = False
     trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:
@@ -93,6 +96,11 @@ class FakeEngine:
             self.trust.generation,
             loop_busy_s=self.loop_busy_s,
         )
+
+    async def set_role(self, role: str) -> None:
+        if self.refuses:
+            raise RuntimeError("it does not answer")
+        self.role = role
 
     async def progress(self) -> str:
         return "loading"
@@ -409,9 +417,21 @@ async def test_an_engine_whose_process_is_asked_to_end_is_drained(world: World) 
 async def test_a_role_outlives_the_engine_that_has_it(world: World) -> None:
     await world.up()
     await world.fleet.set_role(world.fleet.serving("prefill-0"), EngineRole.BOTH)
+    assert world.thing("prefill-0").role == "both", "its steps follow the role, too"
     world.actor("prefill-0").die()
     await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 2, "decode-0": 1})
     assert {e.engine_id: e.role for e in world.fleet.membership.engines}["prefill-0"] is EngineRole.BOTH
+    assert world.thing("prefill-0", 2).config.role == "both"
+
+
+async def test_a_role_that_the_engine_does_not_take_is_nobodys(world: World) -> None:
+    await world.up()
+    world.thing("prefill-0").refuses = True
+    before = world.fleet.membership
+    with pytest.raises(EngineRefused, match="prefill-0"):
+        await world.fleet.set_role(world.fleet.serving("prefill-0"), EngineRole.BOTH)
+    assert world.fleet.membership is before
+    assert not world.fleet.roles
 
 
 async def test_an_update_proves_engines_with_those_of_their_model(world: World) -> None:

@@ -19,7 +19,10 @@ from cluster.api.ingress_actor import IngressHealth
 from cluster.api.shared.ports import IngressPorts
 from cluster.config import ClusterConfig
 from cluster.errors import AddressUnavailable, CannotStart, InvalidConfig
+from cluster.observability.request_records import RecordQuery, UnansweredIngress
+from cluster.observability.routing_figures import NOTHING_ROUTED, RoutingSummary, RoutingTotals
 from cluster.pool.cluster_trust import ClusterTrust
+from cluster.pool.ingresses import ingress_fleet
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.ingresses.ingress_starter import IngressStarter
 from cluster.pool.journal import Journal
@@ -36,6 +39,7 @@ from tests.kv_transfer.connected_workers import LAYOUT
 FACTS = ModelFacts(64, 257, (256,), LAYOUT)
 ENGINE = EngineDescriptor("decode-0", 1, EngineRole.DECODE, "127.0.0.1:1")
 POLICY = RestartConfig(window_s=1e6, first_backoff_s=1000.0, max_backoff_s=1000.0)
+QUERY = RecordQuery("r", "a")
 TAKEN_PORT = 50099
 NOW_S = time.time()
 """Deaths are noted by the wall clock."""
@@ -62,6 +66,12 @@ class FakeIngress:
     proofs: list[str] = field(default_factory=list)
     cannot_open: bool = False
     busy_s: float = 0.0
+    records: list[bytes] = field(default_factory=list)
+    routing: RoutingSummary = NOTHING_ROUTED
+
+    async def find_records(self, query: RecordQuery) -> list[bytes]:
+        assert query == QUERY
+        return self.records
 
     async def place(self) -> tuple[str, str]:
         return "node-a", "10.0.0.1"
@@ -78,7 +88,9 @@ class FakeIngress:
 
     async def health(self) -> IngressHealth:
         assert self.ports is not None, "it was asked before it could answer"
-        return IngressHealth(self.versions[-1] if self.versions else 0, 3, self.trust.generation, self.busy_s)
+        return IngressHealth(
+            self.versions[-1] if self.versions else 0, 3, self.trust.generation, self.busy_s, self.routing
+        )
 
     async def update_membership(self, membership: Membership) -> None:
         assert self.ports is not None
@@ -536,3 +548,48 @@ async def test_what_ray_cannot_start_yet_is_no_refusal(world_of: WorldOf) -> Non
     await world.ingresses.start_missing(NOW_S)
     await world.ingresses.settled()
     assert world.ingresses.refusal == ""
+
+
+async def test_all_ingresses_but_the_asker_are_asked_for_records(world_of: WorldOf) -> None:
+    world = world_of(3)
+    await world.up()
+    for number in range(3):
+        world.thing(f"raypd-ingress/{number}/1").records = [bytes([number])]
+    found = await world.ingresses.find_records(QUERY, "ingress-1")
+    assert (found.records, found.unanswered) == ((b"\x00", b"\x02"), ())
+
+
+async def test_ingresses_that_are_dead_or_down_are_named_and_the_others_answer(world_of: WorldOf) -> None:
+    world = world_of(3)
+    await world.up()
+    for incarnation in (1, 2):
+        world.ray.by_name[f"raypd-ingress/2/{incarnation}"].die()
+        await world.look()
+    world.ray.by_name["raypd-ingress/1/1"].die()
+    world.thing("raypd-ingress/0/1").records = [b"here"]
+    found = await world.ingresses.find_records(QUERY, "ingress-9")
+    assert found.records == (b"here",)
+    assert [one.ingress for one in found.unanswered] == ["ingress-1", "ingress-2"]
+    assert "it is waiting: " in found.unanswered[1].reason
+
+
+async def test_an_ingress_that_hangs_is_named_after_its_deadline(
+    world_of: WorldOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress_fleet, "_RECORDS_TIMEOUT_S", 0.05)
+    world = world_of(2)
+    await world.up()
+    world.ray.by_name["raypd-ingress/1/1"].is_hanging = True
+    async with asyncio.timeout(10):
+        found = await world.ingresses.find_records(QUERY, "ingress-0")
+    assert found.records == ()
+    assert [isinstance(one, UnansweredIngress) and one.ingress for one in found.unanswered] == ["ingress-1"]
+
+
+async def test_the_status_shows_how_each_ingress_has_routed(world_of: WorldOf) -> None:
+    world = world_of()
+    await world.up()
+    routed = RoutingSummary(RoutingTotals((1, 2, 3, 4)))
+    world.thing("raypd-ingress/0/1").routing = routed
+    await world.look()
+    assert [view.routing for view in world.ingresses.views()] == [routed]

@@ -23,6 +23,8 @@ SHAPE = BatchShape(np.array([0, 1, 41, 44]), np.array([17, 3, 30]), np.arange(30
 def main() -> None:
     """Walk a mixed step, and see that this mode would notice a mix of devices and a wait for the device."""
     _setup_privateuseone_for_python_backend("fakegpu")
+    # A CPU build of torch pins no memory, and neither does FakeTensorMode.
+    setattr(torch.Tensor, "pin_memory", lambda tensor, device=None: tensor)  # noqa: B010
     with FakeTensorMode(allow_non_fake_inputs=True):
         cache = torch.empty(40, 2, 2, 2, 16, 128, dtype=torch.bfloat16, device="fakegpu")
         query, key = (torch.empty(heads, 44, 128, dtype=torch.bfloat16, device="fakegpu") for heads in (8, 2))

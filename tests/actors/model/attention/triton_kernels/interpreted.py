@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.batch_plan import begun_blocks, token_slots
 from actors.model.attention.triton_backend import TritonAttention
 from actors.model.attention.triton_kernels import launches, operators
 from actors.model.attention.triton_kernels.launches import choose_num_parts
+from actors.model.graphs.decode_inputs import DecodeInputs, DecodeStep
 
 NUM_KV_HEADS, NUM_LAYERS = 2, 2
 ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -128,6 +130,30 @@ class TestSample:
             assert torch.equal(output[1], torch.zeros(2, 16))
         before[2, 0, 0, :, 2] = torch.cat([key[:, 0], value[:, 0]])
         assert torch.equal(cache, before)
+
+    def test_a_batch_in_memory_that_stays_gives_the_same(self) -> None:
+        generator, size = torch.Generator().manual_seed(2), 5
+        cache = torch.randn(12, NUM_KV_HEADS, NUM_LAYERS, 2, 16, 4, generator=generator)
+        tables = torch.randperm(12, generator=generator).numpy()[:9].reshape(3, 3)
+        shape = BatchShape(np.arange(4), np.array([40, 0, 31]), tables)
+        heads = (3 * NUM_KV_HEADS, NUM_KV_HEADS, NUM_KV_HEADS)
+        states = [torch.randn(size, num, 4, generator=generator).transpose(0, 1) for num in heads]
+        blocks, offsets = token_slots(shape, 16)
+        step = DecodeStep(
+            *(np.zeros(3, dtype=np.int64), shape.num_computed, blocks * 16 + offsets, shape.seq_lens),
+            block_tables=tables,
+            begun_blocks=begun_blocks(shape, 16),
+        )
+        for layer in (layer_of(), layer_of(10, 1.5)):
+            eager, static = cache.clone(), cache.clone()
+            expected = TritonAttention(eager, 3, 8).prepare(shape).attend(layer, *(part[:, :3] for part in states))
+            inputs = DecodeInputs(8, 6, static.device)
+            inputs.clear()
+            inputs.write(step, size, static)
+            output = TritonAttention(static, 3, 8).decode(inputs.attention(size), 96).attend(layer, *states)
+            torch.testing.assert_close(output[:3], expected)
+            assert not output[3:].any(), "rows without a request are zeros"
+            assert torch.equal(static, eager), "and they write nothing"
 
 
 class TestShapes:

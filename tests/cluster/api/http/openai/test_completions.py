@@ -15,6 +15,7 @@ import pytest
 from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
+from actors.core.requests.slo import Slo
 from tests.cluster.api.http.http_setup import Setup, http_setup
 from tests.cluster.serving_setup import assert_nothing_is_left
 
@@ -187,6 +188,7 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
         "stop_token_ids": [9],
         "priority": -3,
         "cache_salt": "s",
+        "slo": {"ttft_ms": 250},
         "request_id": "mine",
         "return_token_ids": True,
         "skip_special_tokens": False,
@@ -224,7 +226,7 @@ async def test_vllms_further_parameters_reach_the_engines() -> None:
     assert (params.top_p, params.presence_penalty, params.frequency_penalty) == (0.75, 1.0, -1.0)
     assert params.logit_bias == {5: 2.0}
     assert (params.allowed_token_ids, params.bad_words) == ((72, 105, 10), ((97, 98),))
-    assert (request.priority, request.cache_salt) == (-3, "s")
+    assert (request.priority, request.cache_salt, request.slo) == (-3, "s", Slo(ttft_s=0.25))
     assert completion.id == "cmpl-mine"
     assert completion.choices[0].model_extra == {
         "stop_reason": 10,

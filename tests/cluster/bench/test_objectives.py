@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.bench.arrivals import PlannedRequest
+from cluster.bench.objectives import meets, num_good, parse_objectives
 from cluster.bench.record import RequestRecord
-from cluster.bench.slo import meets, num_good, parse_objectives
 from cluster.errors import InvalidConfig
 
 

@@ -1,4 +1,4 @@
-"""A grammar allows after guesses what it allows after the same tokens, and guessing leaves no trace.
+"""A grammar allows after drafts what it allows after the same tokens, and drafting leaves no trace.
 
 Tests of actors/model/grammar/matching.py, actors/model/grammar/vocabulary.py.
 """
@@ -40,9 +40,9 @@ class Form:
         return TokenMatcher(grammar, vocabulary.texts, is_json=False, max_seconds_per_token=1.0)
 
 
-def filled(matcher: TokenMatcher, *guesses: int) -> list[list[int]]:
-    bits = np.zeros((3 + len(guesses), NUM_WORDS), dtype=np.int32)
-    matcher.fill(bits, 1, guesses)
+def filled(matcher: TokenMatcher, *drafts: int) -> list[list[int]]:
+    bits = np.zeros((3 + len(drafts), NUM_WORDS), dtype=np.int32)
+    matcher.fill(bits, 1, drafts)
     assert not bits[[0, -1]].any(), "rows of others stay as they are"
     rows: list[list[int]] = bits[1:-1].tolist()
     return rows
@@ -53,32 +53,32 @@ def form(checkpoint: CheckpointOf) -> Form:
     return Form(checkpoint("llama"))
 
 
-def test_a_guessed_position_allows_what_the_token_itself_would(form: Form) -> None:
+def test_a_drafted_position_allows_what_the_token_itself_would(form: Form) -> None:
     matcher, follower = form.matcher(), form.matcher()
     expected = filled(follower)
     for token_id in form.tokens[:5]:
         assert follower.accept([token_id]) is None
         expected += filled(follower)
     assert filled(matcher, *form.tokens[:5]) == expected
-    assert filled(matcher) == expected[:1], "it has seen none of the guesses"
+    assert filled(matcher) == expected[:1], "it has seen none of the drafts"
     assert matcher.accept(form.tokens) is None
 
 
-def test_guesses_count_up_to_the_first_that_is_not_allowed(form: Form) -> None:
+def test_drafts_count_up_to_the_first_that_is_not_allowed(form: Form) -> None:
     matcher = form.matcher()
-    guesses = [*form.tokens[:2], form.forbidden, *form.tokens[2:4]]
-    assert matcher.count_allowed(guesses) == 2
+    drafts = [*form.tokens[:2], form.forbidden, *form.tokens[2:4]]
+    assert matcher.count_allowed(drafts) == 2
     assert matcher.count_allowed([form.forbidden]) == 0
     assert matcher.count_allowed(form.tokens) == len(form.tokens)
     assert matcher.count_allowed([*form.tokens, 5]) == len(form.tokens)
-    rows = filled(matcher, *guesses)
+    rows = filled(matcher, *drafts)
     assert rows[:3] == filled(matcher, *form.tokens[:2])
     assert rows[3:] == [[EVERY_TOKEN] * NUM_WORDS] * 3
     assert matcher.accept(form.tokens) is None
 
 
 def test_a_mask_has_a_row_for_each_sampled_position() -> None:
-    # Places 3 and 1 have grammars, 3 has two guesses; 2 has one guess and no grammar; 0 is in its prompt.
+    # Places 3 and 1 have grammars, 3 has two drafts; 2 has one draft and no grammar; 0 is in its prompt.
     bits = np.array([[30], [31], [32], [10]], dtype=np.int32)
     step = SchedulerOutput(
         batch=StepBatch.empty(),

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+import pytest
+
+from actors.config import SchedulerConfig
+from actors.core.blocks.block_pool import BlockPool
+from actors.core.outputs.load_report import LoadMeter
+from actors.core.outputs.scheduler_stats import LoadReport, PrefixCacheStats
+from actors.core.requests.running_rows import RunningRows
+from actors.core.scheduler import Scheduler
+from kv_transfer.link_load import LinkLoad
+from kv_transfer.transfer_stats import TransferStats
+from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
+from tests.actors.core.fakes import FakeWorker
+
+
+@dataclass
+class FakeTransfers:
+    loading: Container[str] = ()
+    transfer_stats: TransferStats | None = None
+
+
+def make_meter() -> LoadMeter:
+    return LoadMeter(SchedulerConfig(), BlockPool(10), BLOCK_SIZE, 4096)
+
+
+def work_of(scheduler: Scheduler) -> LoadReport:
+    """The load without what the engine's settings and blocks make of it."""
+    load = load_of(scheduler)
+    return LoadReport(
+        load.number,
+        load.num_waiting_tokens,
+        load.num_prefill_tokens,
+        load.num_decodes,
+        load.num_decode_context_tokens,
+    )
+
+
+def load_of(scheduler: Scheduler) -> LoadReport:
+    load = scheduler.make_stats().load_report
+    assert load is not None
+    return load
+
+
+def step(scheduler: Scheduler, worker: FakeWorker) -> None:
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, worker.execute(output))
+
+
+def test_waiting_prompts_chunks_and_decodes_are_counted_apart() -> None:
+    scheduler, worker = make_scheduler(max_num_batched_tokens=16, max_num_seqs=2), FakeWorker(64, 4)
+    for name, length in (("a", 8), ("b", 20), ("c", 12)):
+        scheduler.add_request(make_request(name, length, max_tokens=20))
+    assert work_of(scheduler) == LoadReport(1, num_waiting_tokens=40)
+    step(scheduler, worker)  # 8 tokens of a and 8 of b; there are two rows
+    assert work_of(scheduler) == LoadReport(2, 12, 12, 1, 8)
+    step(scheduler, worker)
+    assert work_of(scheduler) == LoadReport(3, 12, 0, 2, 9 + 20)
+
+
+def test_an_idle_engine_has_no_load() -> None:
+    scheduler, worker = make_scheduler(), FakeWorker(64, 4)
+    scheduler.add_request(make_request("a", max_tokens=2))
+    for _ in range(3):
+        step(scheduler, worker)
+    assert work_of(scheduler) == LoadReport(1)
+
+
+def test_what_the_cache_lately_held_is_taken_off_from_waiting_prompts() -> None:
+    meter, rows = make_meter(), RunningRows(4, 4)
+    requests = {"a": make_request("a", 100)}
+    assert meter.report(requests, FakeTransfers(), rows, PrefixCacheStats()).num_waiting_tokens == 100
+    half = PrefixCacheStats(requests=1000, queries=10_000, hits=4000, loaded=1000)
+    assert meter.report(requests, FakeTransfers(), rows, half).num_waiting_tokens == 50
+    assert meter.report(requests, FakeTransfers(), rows, half).num_waiting_tokens == 50
+    none = PrefixCacheStats(requests=2000, queries=20_000, hits=4000, loaded=1000)
+    assert meter.report(requests, FakeTransfers(), rows, none).num_waiting_tokens == 100
+
+
+@pytest.mark.parametrize("loading", [{"a"}, set()])
+def test_requests_whose_kv_comes_from_elsewhere_do_not_count(loading: set[str]) -> None:
+    transfers, rows = FakeTransfers(loading), RunningRows(4, 4)
+    report = make_meter().report({"a": make_request("a", 10)}, transfers, rows, PrefixCacheStats())
+    assert report.num_waiting_tokens == (0 if loading else 10)
+
+
+def test_a_report_tells_what_the_engine_has_room_for() -> None:
+    scheduler, worker = make_scheduler(max_num_batched_tokens=16, max_num_seqs=2, num_blocks=20), FakeWorker(64, 4)
+    scheduler.add_request(make_request("a", 2 * BLOCK_SIZE + 1, max_tokens=20))
+    room = LoadReport(
+        number=1,
+        num_waiting_tokens=2 * BLOCK_SIZE + 1,
+        num_free_blocks=20,
+        num_blocks=20,
+        block_size=BLOCK_SIZE,
+        max_num_batched_tokens=16,
+        max_num_seqs=2,
+    )
+    assert load_of(scheduler) == room
+    step(scheduler, worker)
+    assert load_of(scheduler).num_free_blocks == 17
+
+
+def test_a_report_tells_how_much_a_transfer_moves_for_a_token() -> None:
+    report = make_meter().report({}, FakeTransfers(), RunningRows(4, 4), PrefixCacheStats())
+    assert report.kv_bytes_per_token == 4096
+
+
+def test_a_report_has_the_links_on_which_the_engine_sends() -> None:
+    links = (LinkLoad("decode-0", 10), LinkLoad("decode-1", 20, 5e6, 0.001))
+    transfers = FakeTransfers(transfer_stats=TransferStats(link_loads=links))
+    report = make_meter().report({}, transfers, RunningRows(4, 4), PrefixCacheStats())
+    assert report.links == (links[1], links[0])

@@ -1,0 +1,111 @@
+"""The fit against steps of a known engine, whose durations are a formula with noise."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from actors.costs.step_cost_fit import StepCostFit
+from actors.costs.step_cost_model import StepCostModel
+from actors.costs.step_shape import FEATURES, StepShape
+
+DECODES = [StepShape(n, n, n * context) for n in (1, 4, 16, 64) for context in (100, 1000, 4000)]
+PREFILLS = [
+    StepShape(chunk, 0, 0, 1, before, chunk * (before + chunk / 2)) for chunk in (64, 512, 2048) for before in (0, 4096)
+]
+
+
+def true_seconds(shape: StepShape) -> float:
+    """A step of an engine that reads its weights in 10 ms and computes 20 000 tokens a second."""
+    arithmetic_s = max(shape.num_tokens - 128, 0) / 20_000
+    return 0.010 + arithmetic_s + shape.num_decode_context * 1e-7 + shape.num_prefill_pairs * 1e-9
+
+
+def run(fit: StepCostFit, shapes: list[StepShape], num: int, rng: random.Random, factor: float = 1.0) -> None:
+    for _ in range(num):
+        shape = rng.choice(shapes)
+        fit.observe(shape, factor * true_seconds(shape) * rng.lognormvariate(0, 0.03))
+
+
+def worst_error(model: StepCostModel, shapes: list[StepShape], factor: float = 1.0) -> float:
+    return max(abs(model.seconds(shape) / (factor * true_seconds(shape)) - 1) for shape in shapes)
+
+
+def test_the_fit_finds_the_durations_of_steps() -> None:
+    fit = StepCostFit()
+    run(fit, DECODES + PREFILLS, 300, random.Random(1))
+    model = fit.model()
+    assert worst_error(model, DECODES + PREFILLS) < 0.06
+    assert model.is_sure
+    assert model.num_steps == 300
+    assert 0.01 < model.residuals[0].sigma < 0.06
+
+
+def test_steps_of_another_kind_are_not_forgotten() -> None:
+    fit, rng = StepCostFit(), random.Random(2)
+    run(fit, PREFILLS, 100, rng)
+    run(fit, DECODES, 5000, rng)
+    assert worst_error(fit.model(), PREFILLS) < 0.08
+
+
+@pytest.mark.parametrize("factor", [1.25, 0.5, 2.0])
+def test_a_change_of_speed_is_noticed_and_followed(factor: float) -> None:
+    fit, rng = StepCostFit(), random.Random(3)
+    run(fit, DECODES, 500, rng)
+    assert fit.model().num_drifts == 0
+    run(fit, DECODES, 192, rng, factor)
+    model = fit.model()
+    assert model.num_drifts >= 1
+    assert worst_error(model, DECODES, factor) < 0.08
+
+
+def test_steps_that_waited_for_the_machine_hardly_count() -> None:
+    fit, rng = StepCostFit(), random.Random(4)
+    for number in range(640):
+        shape = rng.choice(DECODES)
+        fit.observe(shape, true_seconds(shape) * (20 if number % 25 == 7 else 1))
+    model = fit.model()
+    assert worst_error(model, DECODES) < 0.15
+    assert model.num_drifts == 0
+
+
+def test_a_model_without_steps_is_not_sure_and_predicts_nothing() -> None:
+    model = StepCostFit().model()
+    assert not model.is_sure
+    assert model.seconds(DECODES[0]) == 0
+
+
+def test_a_prior_is_believed_until_own_steps_contradict_it() -> None:
+    donor, rng = StepCostFit(), random.Random(5)
+    run(donor, DECODES + PREFILLS, 500, rng)
+    fit = StepCostFit(donor.model())
+    assert worst_error(fit.model(), DECODES + PREFILLS) < 0.08
+    run(fit, DECODES, 200, rng, factor=3.0)
+    assert worst_error(fit.model(), DECODES, factor=3.0) < 0.1
+    assert (fit.num_own_steps, fit.model().num_steps) == (200, 700)
+    prefill = fit.model().residuals[1]
+    assert prefill == donor.model().residuals[1], "errors of another kind are those of the prior"
+
+
+def test_a_model_that_predicts_badly_is_not_sure() -> None:
+    fit, rng = StepCostFit(), random.Random(6)
+    for _ in range(640):
+        fit.observe(DECODES[0], rng.choice([0.001, 0.01, 0.1]))
+    assert not fit.model().is_sure
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
+def test_durations_that_cannot_be_are_ignored(seconds: float) -> None:
+    fit = StepCostFit()
+    fit.observe(DECODES[0], seconds)
+    assert fit.model().num_steps == 0
+
+
+def test_more_work_never_takes_less_time() -> None:
+    fit, rng = StepCostFit(), random.Random(7)
+    for _ in range(200):
+        fit.observe(rng.choice(DECODES + PREFILLS), rng.uniform(0.001, 0.1))
+    assert all(one >= 0 for one in fit.model().coefficients)
+    assert len(fit.model().coefficients) == len(FEATURES)

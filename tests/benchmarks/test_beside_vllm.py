@@ -1,0 +1,35 @@
+"""Tests what the comparison with vLLM decides without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.beside_vllm import Shape, make_checkpoint, run, table_of, why_skipped
+from cluster.checks.checkpoint_files import read_config_file, read_weights
+
+
+def test_without_vllm_nothing_is_measured_and_the_reason_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(vllm=tmp_path)
+    assert f"skipped: {tmp_path} has no bin/vllm" in capsys.readouterr().out.replace("\n", "")
+    assert "no environment" in (why_skipped(None) or "")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/vllm").touch()
+    assert why_skipped(tmp_path) is None
+
+
+def test_the_checkpoint_can_be_served(tmp_path: Path) -> None:
+    directory = make_checkpoint(tmp_path / "tiny", Shape(64, 128, 1, 2, 1))
+    assert read_config_file(directory)["max_position_embeddings"] == 4096
+    assert read_weights(directory)
+    assert (directory / "tokenizer.json").is_file()
+
+
+def test_the_table_has_medians_and_the_ratio_within_pairs() -> None:
+    vllm = [{"tok/s": value} for value in (10.0, 20.0, 30.0, 40.0, 50.0)]
+    raypd = [{"tok/s": 2 * one["tok/s"]} for one in vllm]
+    cells = [list(column.cells) for column in table_of("82M", {"raypd": raypd, "vLLM": vllm}).columns]
+    assert cells == [["tok/s"], ["30.00"], ["60.00"], ["2.00 (2.00 to 2.00)"]]

@@ -1,0 +1,177 @@
+"""A request is explained to its tenant and to operators, whichever ingress served it, and within a few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from cluster.access.allowance import Allowance, AllowanceLimits
+from cluster.access.caller import ANYBODY, Caller
+from cluster.api.shared import explainer
+from cluster.api.shared.explainer import Explainer, Explanation
+from cluster.errors import AllowanceSpent, ControllerUnavailable, InvalidRequest, RecordNotFound, RecordsAreOff
+from cluster.observability.record_store import RecordStore
+from cluster.observability.request_records import FoundRecords, RecordQuery, RequestRecords, UnansweredIngress
+from cluster.requests.serving import Serving
+from cluster.routing.request_record import RequestRecord
+from cluster.settings.ingress import IngressConfig
+from tests.cluster.routing.record_samples import attempt, record
+from tests.cluster.serving_setup import FakeAdmin, make_serving
+
+ALICE = Caller(name="alice", tenant="a")
+BOB = Caller(name="bob", tenant="b")
+OPS = Caller(name="ops", tenant="ops", may_administer=True)
+
+
+class SilentAdmin(FakeAdmin):
+    """A controller that never answers. most: how many calls there were at a time"""
+
+    num_under_way = most = 0
+
+    async def find_records(self, query: RecordQuery) -> FoundRecords:
+        self.num_under_way += 1
+        self.most = max(self.most, self.num_under_way)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.num_under_way -= 1
+        raise AssertionError("nothing sets the event")
+
+
+class DeadAdmin(FakeAdmin):
+    async def find_records(self, query: RecordQuery) -> FoundRecords:
+        raise ControllerUnavailable("its node is gone")
+
+
+def make(*here: RequestRecord, admin: FakeAdmin | None = None) -> Explainer:
+    """An explainer at an ingress with these records."""
+    return Explainer(serving_with(*here), admin or FakeAdmin(), IngressConfig())
+
+
+def serving_with(*here: RequestRecord, max_records: int = 1000) -> Serving:
+    serving, store = make_serving(), RecordStore(max_records, 1 << 24)
+    for one in here:
+        store.put(one)
+    serving.records = RequestRecords("ingress-0", store)
+    return serving
+
+
+def seen(found: Explanation) -> list[tuple[str, str]]:
+    return [(one.tenant, one.request_id) for one in found.records]
+
+
+async def test_a_tenant_sees_its_own_request() -> None:
+    found = await make(record(tenant="a"), record(tenant="b")).explain("r", None, ALICE)
+    assert seen(found) == [("a", "r")]
+    assert seen(await make(record(tenant="a")).explain("r", "a", ALICE)) == [("a", "r")]
+
+
+@pytest.mark.parametrize("tenant", [None, "a"])
+async def test_another_tenants_request_is_as_unknown_as_one_that_never_was(tenant: str | None) -> None:
+    there = FakeAdmin(FoundRecords())
+    with pytest.raises(RecordNotFound) as others:
+        await make(record(tenant="a"), admin=there).explain("r", tenant, BOB)
+    with pytest.raises(RecordNotFound) as unknown:
+        await make(admin=there).explain("r", tenant, BOB)
+    assert str(others.value) == str(unknown.value)
+
+
+async def test_other_ingresses_are_asked_only_for_what_the_caller_may_see() -> None:
+    admin = FakeAdmin()
+    one = make(record(tenant="a"), admin=admin)
+    await one.explain("r", None, ALICE)
+    await one.explain("r", None, OPS)
+    await one.explain("r", "a", OPS)
+    assert admin.asked == [("find_records", RecordQuery("r", tenant)) for tenant in ("a", None, "a")]
+
+
+async def test_an_operator_sees_the_requests_of_all_tenants_or_of_one() -> None:
+    one = make(record(tenant="a"), record(tenant="b"))
+    assert seen(await one.explain("r", None, OPS)) == [("a", "r"), ("b", "r")]
+    assert seen(await one.explain("r", "b", OPS)) == [("b", "r")]
+    assert seen(await one.explain("r", None, ANYBODY)) == [("a", "r"), ("b", "r")]
+
+
+async def test_records_of_all_ingresses_come_in_the_order_of_their_arrival() -> None:
+    later = msgspec.structs.replace(record(), arrived_at_s=2000.0, ingress="ingress-0")
+    earlier = msgspec.structs.replace(record(), arrived_at_s=1000.0, ingress="ingress-1")
+    admin = FakeAdmin(FoundRecords((earlier.to_bytes(),), (UnansweredIngress("ingress-2", "it is dead"),)))
+    found = await make(later, admin=admin).explain("r", None, ANYBODY)
+    assert [one.ingress for one in found.records] == ["ingress-1", "ingress-0"]
+    assert found.unanswered == (UnansweredIngress("ingress-2", "it is dead"),)
+
+
+async def test_an_unknown_id_is_answered_with_what_is_kept_and_who_did_not_answer() -> None:
+    admin = FakeAdmin(FoundRecords((), (UnansweredIngress("ingress-1", "it is waiting: killed"),)))
+    with pytest.raises(RecordNotFound) as error:
+        await make(admin=admin).explain("r", None, ALICE)
+    assert str(error.value) == (
+        "no record of request 'r': check the id, and ask soon after the request. Each ingress keeps those of its "
+        "last 1000 requests (ingress.max_request_records), in 16 MiB at most (ingress.request_records_mib); a request "
+        "that no engine got leaves none, and an ingress that was restarted has none from before. The record may be at "
+        "an ingress that did not answer: ingress-1 (it is waiting: killed)"
+    )
+
+
+async def test_without_the_controller_this_ingress_answers_alone_and_says_so() -> None:
+    found = await make(record(), admin=DeadAdmin()).explain("r", None, ANYBODY)
+    assert seen(found) == [("", "r")]
+    [unanswered] = found.unanswered
+    assert (unanswered.ingress, "its node is gone" in unanswered.reason) == ("all other ingresses", True)
+
+
+async def test_a_controller_that_hangs_has_a_deadline_and_few_callers_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(explainer, "_TIMEOUT_S", 0.05)
+    admin = SilentAdmin()
+    one = make(record(), admin=admin)
+    async with asyncio.timeout(10):
+        found = await asyncio.gather(*(one.explain("r", None, ANYBODY) for _ in range(20)))
+    assert {answer.unanswered for answer in found} == {
+        (UnansweredIngress("all other ingresses", "no answer within 0.05 s"),)
+    }
+    assert (admin.most, admin.num_under_way) == (4, 0)
+
+
+@pytest.mark.parametrize("request_id", ["", "x" * 129, "a\nb", "a\x00", "\x1b[31m", "é", "\u202e"])
+async def test_a_hostile_id_is_refused_with_what_is_allowed_and_asks_nobody(request_id: str) -> None:
+    admin = FakeAdmin()
+    with pytest.raises(
+        InvalidRequest, match=r"request_id is .*; allowed: 1 to 128 printable ASCII characters"
+    ) as error:
+        await make(admin=admin).explain(request_id, None, ANYBODY)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 200
+    assert admin.asked == []
+
+
+async def test_a_long_tenant_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"tenant is .*; allowed: at most 64 characters"):
+        await make().explain("r", "x" * 65, OPS)
+
+
+async def test_without_records_the_answer_says_which_setting_keeps_them() -> None:
+    one = Explainer(serving_with(max_records=0), FakeAdmin(), IngressConfig(max_request_records=0))
+    with pytest.raises(RecordsAreOff, match=r"ingress\.max_request_records is 0; set it to the number"):
+        await one.explain("r", None, ANYBODY)
+
+
+async def test_a_call_counts_against_its_tokens_requests() -> None:
+    allowance = Allowance("alice", AllowanceLimits(requests_per_s=1.0, burst_s=1.0), clock=lambda: 0.0)
+    caller = Caller(name="alice", tenant="a", allowance=allowance)
+    one = make(record(tenant="a"))
+    await one.explain("r", None, caller)
+    with pytest.raises(AllowanceSpent):
+        await one.explain("r", None, caller)
+
+
+@pytest.mark.parametrize("num_attempts", [1, 16])
+async def test_an_answer_is_bounded_whatever_the_ingresses_have(num_attempts: int) -> None:
+    one = record(*[attempt()] * num_attempts)
+    many = FoundRecords((one.to_bytes(),) * 100)
+    found = await make(admin=FakeAdmin(many)).explain("r", None, ANYBODY)
+    most = min(64, (1 << 20) // len(one.to_bytes()))
+    assert (len(found.records), found.num_left_out) == (most, 100 - most)

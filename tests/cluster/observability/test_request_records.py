@@ -1,0 +1,205 @@
+"""A request's record is found by its owner and by operators, and by nobody else; and it tells of every attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from cluster.access.caller import Caller
+from cluster.observability.metrics import ServingMetrics
+from cluster.observability.record_store import RecordStore
+from cluster.observability.record_writer import RecordWriter
+from cluster.observability.request_records import MAX_FOUND, MAX_FOUND_BYTES, RecordQuery, RequestRecords
+from cluster.observability.stopwatch import Stopwatch
+from cluster.requests.model_versions import ModelVersions
+from cluster.requests.recovery_decisions import RecoveryPolicy
+from cluster.requests.serving import Serving
+from cluster.routing.base import EngineT, Route
+from cluster.routing.decision import LateDecision
+from cluster.routing.engine_connection import EngineRole
+from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.routing.request_record import RequestRecord
+from tests.cluster.routing.record_samples import attempt, decision
+from tests.cluster.serving_setup import (
+    HELLO,
+    collect,
+    decode_timings,
+    make_pair,
+    make_serving,
+    make_version,
+    prefill_timings,
+)
+from tests.fakes import FakeEngine, FakePool
+
+LENGTH = FinishReason.LENGTH
+ANY = RecordQuery("r", None)
+
+
+class DecidingRouter(LeastLoadedPair):
+    """Chooses as its base does, and gives a reason."""
+
+    def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
+        return replace(super().choose(request, engines), reasons=LateDecision(decision))
+
+
+def found(serving: Serving, query: RecordQuery = ANY) -> list[RequestRecord]:
+    return [RequestRecord.from_bytes(data) for data in serving.find_records(query)]
+
+
+async def test_a_request_that_has_ended_leaves_what_was_decided_and_what_came_true() -> None:
+    pair = make_pair()
+    answer = asyncio.create_task(collect(pair.serving.generate(HELLO)))
+    producer, consumer = await pair.next_requests()
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER, timings=prefill_timings())
+    pair.decode.send(consumer, 1, "bcd", finish_reason=LENGTH, timings=decode_timings())
+    await answer
+
+    (one,) = found(pair.serving)
+    assert (one.request_id, one.tenant, one.outcome, one.model_version) == ("r", "", "length", 1)
+    assert (one.num_prompt_tokens, one.num_output_tokens) == (5, 4)
+    # The clock goes on by a second with each reading: at the start, at both outputs, and at the end.
+    assert (one.ttft_s, one.itl_p50_s, one.itl_max_s, one.duration_s) == (1.0, 1 / 3, 1 / 3, 3.0)
+    (only,) = one.attempts
+    assert (only.prefill_engine_id, only.decode_engine_ids, only.num_new_tokens, only.failure) == ("p0", ("d0",), 4, "")
+    assert only.prefill is not None
+    assert (only.prefill.queued_s, only.prefill.prefill_s, only.prefill.num_cached_tokens) == (0.25, 0.5, 2)
+    assert only.decode is not None
+    assert (only.decode.transfer_s, only.decode.exposed_transfer_s, only.decode.num_transferred_bytes) == (
+        0.75,
+        0.0625,
+        4096,
+    )
+
+
+async def test_a_request_in_flight_has_a_record_without_an_outcome() -> None:
+    pair = make_pair()
+    answer = asyncio.create_task(collect(pair.serving.generate(HELLO)))
+    producer, _ = await pair.next_requests()
+    (one,) = found(pair.serving)
+    assert (one.outcome, one.duration_s, one.ttft_s, one.attempts[0].num_new_tokens) == (None, None, None, 0)
+    pair.prefill.send(producer, 0, "a", finish_reason=LENGTH)
+    await answer
+    (one,) = found(pair.serving)
+    assert (one.outcome, one.attempts[0].num_new_tokens) == ("length", 1)
+
+
+async def test_a_request_whose_engine_died_leaves_both_attempts_with_their_decisions() -> None:
+    prefill = FakeEngine("p0", EngineRole.PREFILL)
+    first, second = (FakeEngine(f"d{n}", EngineRole.DECODE, num_other_requests=n) for n in range(2))
+    pool = FakePool(prefill, first, second)
+    serving = make_serving(
+        pool=pool,
+        recovery_policy=RecoveryPolicy(max_attempts=4, engine_timeout_s=30.0),
+        versions=ModelVersions(make_version(1, router=DecidingRouter())),
+    )
+    answer = asyncio.create_task(collect(serving.generate(HELLO)))
+    producer, consumer = await prefill.next_request(), await first.next_request()
+    prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
+    first.send(consumer, 1, "b")
+    for _ in range(20):
+        await asyncio.sleep(0)
+    pool.engines.remove(first)
+    first.lose()
+    producer, consumer = await prefill.next_request(), await second.next_request()
+    prefill.send(producer, 2, "c", end_cause=EndCause.HANDED_OVER)
+    second.send(consumer, 3, "d", finish_reason=LENGTH)
+    await answer
+
+    (one,) = found(serving)
+    assert [(each.decode_engine_ids, each.num_new_tokens) for each in one.attempts] == [(("d0",), 2), (("d1",), 2)]
+    assert "engine d0 is lost" in one.attempts[0].failure
+    assert one.attempts[1].failure == ""
+    assert one.attempts[0].began_s <= one.attempts[1].began_s
+    assert [each.decision for each in one.attempts] == [decision(), decision()]
+    assert serving.records.summary().requests_by_way == {"prefill_decode": 1}
+
+
+async def test_a_request_that_failed_or_was_left_leaves_its_record_too() -> None:
+    pair = make_pair()
+    answer = asyncio.create_task(collect(pair.serving.generate(HELLO)))
+    await pair.next_requests()
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)
+    (one,) = found(pair.serving)
+    assert (one.outcome, one.num_output_tokens) == ("cancelled", 0)
+
+
+async def test_a_request_that_no_engine_got_leaves_no_record() -> None:
+    serving = make_serving()
+    await asyncio.gather(collect(serving.generate(HELLO)), return_exceptions=True)
+    assert found(serving) == []
+    assert serving.records.summary().num_requests == 0
+
+
+async def test_a_tenants_request_is_found_by_its_tenant_and_by_those_who_may_see_all() -> None:
+    pair = make_pair()
+    answer = asyncio.create_task(collect(pair.serving.generate(replace(HELLO, caller=Caller(tenant="a")))))
+    producer, _ = await pair.next_requests()
+    for _ in ("in flight", "ended"):
+        assert [one.tenant for one in found(pair.serving, RecordQuery("r", "a"))] == ["a"]
+        assert [one.tenant for one in found(pair.serving, RecordQuery("r", None))] == ["a"]
+        assert found(pair.serving, RecordQuery("r", "b")) == []
+        assert found(pair.serving, RecordQuery("other", "a")) == []
+        pair.prefill.send(producer, 0, "a", finish_reason=LENGTH)
+        await asyncio.gather(answer)
+
+
+def records(*requests: tuple[str, str], num_attempts: int = 1) -> tuple[RequestRecords, list[RecordWriter]]:
+    writers = []
+    for tenant, request_id in requests:
+        writer = RecordWriter(request_id, tenant, arrived_at_s=0.0, now_s=0.0)
+        for _ in range(num_attempts):
+            writer.begin(attempt, 1.0)
+        writers.append(writer)
+    return RequestRecords("i", RecordStore(1000, 1 << 24), clock=lambda: 0.0), writers
+
+
+def stopwatch() -> Stopwatch:
+    return Stopwatch(lambda: 0.0, ServingMetrics())
+
+
+def ids_of(data: list[bytes]) -> list[str]:
+    return [RequestRecord.from_bytes(one).request_id for one in data]
+
+
+def test_the_samples_of_a_request_are_found_by_the_id_of_the_call() -> None:
+    ids = ["r.0.0", "r.0.1", "r.x.1", "r.1", "r.0.1.2", "other.0.0", "rr.0.0"]
+    one, writers = records(*(("", name) for name in ids))
+    for writer in writers[:-1]:
+        with one.kept(writer, stopwatch()):
+            pass
+    assert ids_of(one.find(ANY, [])) == ["r.0.0", "r.0.1"]
+    assert ids_of(one.find(RecordQuery("r.0.1", ""), [])) == ["r.0.1"]
+    assert ids_of(one.find(RecordQuery("rr", ""), [(writers[-1], stopwatch())])) == ["rr.0.0"]
+
+
+def test_an_answer_is_bounded_in_number_and_in_bytes() -> None:
+    one, writers = records(*(("", f"r.0.{number}") for number in range(100)))
+    live = [(writer, stopwatch()) for writer in writers]
+    assert len(one.find(ANY, live)) == MAX_FOUND
+    one, writers = records(*(("", f"r.0.{number}") for number in range(100)), num_attempts=16)
+    data = one.find(ANY, [(writer, stopwatch()) for writer in writers])
+    assert 0 < sum(map(len, data)) <= MAX_FOUND_BYTES
+    assert len(data) < MAX_FOUND
+
+
+def test_an_id_in_flight_hides_the_record_of_an_earlier_request() -> None:
+    one, (earlier, later) = records(("", "r"), ("", "r"))
+    with one.kept(earlier, stopwatch()):
+        pass
+    later.begin(attempt, 2.0)
+    (data,) = one.find(ANY, [(later, stopwatch())])
+    assert len(RequestRecord.from_bytes(data).attempts) == 2
+
+
+def test_without_records_the_figures_are_summed_up_all_the_same() -> None:
+    one = RequestRecords("i", RecordStore(0, 1 << 20), clock=lambda: 0.0)
+    _, (writer,) = records(("", "r"))
+    with one.kept(writer, stopwatch()):
+        pass
+    assert one.is_off
+    assert one.find(ANY, [(writer, stopwatch())]) == []
+    assert one.summary().num_requests == 1

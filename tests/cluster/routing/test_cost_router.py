@@ -1,0 +1,381 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.core.requests.adapter import Adapter
+from actors.core.requests.sampling_params import PoolingParams
+from actors.core.requests.slo import Slo
+from actors.costs.step_shape import StepShape
+from cluster.errors import NoEngineAvailable
+from cluster.routing.base import Route
+from cluster.routing.decision import Reason, RoutingMode, Way
+from cluster.routing.pairing import find_refusal
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
+from kv_transfer.link_load import LinkLoad
+from kv_transfer.links.link_compatibility import PairingFacts
+from kv_transfer.params import PrefixSource
+from tests.cluster.routing.cost_setup import Clock, Cluster, FakeEngine, cost_model, engine, request
+
+FACTS = PairingFacts(PROTOCOL_VERSION, "tcp", False, "m", "float32", 2, 2, 8, 16, False)
+
+
+def _cluster_with_prompts(bytes_per_s: float = 1e9, queued: int = 0, num_decodes: int = 10) -> Cluster:
+    """Make a pair of which the prefill engine spends 60 % of its time on prompts."""
+    links = (LinkLoad("decode-0", queued, bytes_per_s, 1e-3),)
+    cluster = Cluster(engine("prefill-0", links=links), engine("decode-0", num_decodes=num_decodes))
+    cluster.book.work_of(cluster.engines[0].descriptor).prompt_share = 0.6
+    return cluster
+
+
+def _cluster_with_prefix() -> Cluster:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0", num_decodes=3))
+    cluster.pairs.on_start(request(8192, first_token=7), Route(None, cluster.engines[1]))
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("make", "num_tokens", "expected"),
+    [
+        pytest.param(_cluster_with_prompts, 1024, ("prefill-0", "decode-0"), id="decodes would suffer: hand over"),
+        pytest.param(lambda: _cluster_with_prompts(1e8), 1024, (None, "prefill-0"), id="a link throttled to a tenth"),
+        pytest.param(
+            lambda: _cluster_with_prompts(queued=10**9), 1024, (None, "prefill-0"), id="a second of bytes on the link"
+        ),
+        pytest.param(
+            lambda: _cluster_with_prompts(num_decodes=0), 1024, (None, "decode-0"), id="nobody decodes: no handoff"
+        ),
+        pytest.param(
+            lambda: Cluster(engine("prefill-0"), engine("decode-0", num_decodes=60)),
+            256,
+            (None, "prefill-0"),
+            id="bound by decode: the prefill engine decodes as well",
+        ),
+        pytest.param(
+            lambda: Cluster(engine("prefill-0", num_waiting_tokens=50_000), engine("decode-0", num_decodes=1)),
+            256,
+            (None, "decode-0"),
+            id="bound by prefill: the decode engine prefills as well",
+        ),
+        pytest.param(
+            lambda: Cluster(engine("both-0", cost_model(2.0)), engine("both-1")),
+            256,
+            (None, "both-1"),
+            id="an engine slowed by half",
+        ),
+        pytest.param(
+            lambda: Cluster(engine("both-0", cost_model(2.0)), engine("both-1", num_decodes=80)),
+            256,
+            (None, "both-0"),
+            id="an engine slowed by half, beside one with much more work",
+        ),
+        pytest.param(
+            lambda: Cluster(engine("both-0", num_free_blocks=0, num_decodes=8), engine("both-1", num_decodes=8)),
+            8192,
+            (None, "both-1"),
+            id="no block is free",
+        ),
+        pytest.param(
+            lambda: Cluster(engine("both-0", max_num_seqs=8, num_decodes=8), engine("both-1", num_decodes=8)),
+            256,
+            (None, "both-1"),
+            id="no request may run beside the others",
+        ),
+        pytest.param(
+            lambda: Cluster(engine("prefill-0"), engine("prefill-1", num_waiting_tokens=5000)),
+            256,
+            (None, "prefill-0"),
+            id="prefill engines without decode engines",
+        ),
+        pytest.param(
+            lambda: Cluster(engine("decode-0", num_decodes=30), engine("decode-1")),
+            256,
+            (None, "decode-1"),
+            id="decode engines without prefill engines",
+        ),
+    ],
+)
+def test_the_cheapest_way_is_taken(
+    make: Callable[[], Cluster], num_tokens: int, expected: tuple[str | None, str]
+) -> None:
+    cluster = make()
+    for _ in range(5):
+        assert cluster.ids(request(num_tokens)) == expected
+
+
+def test_a_long_prefix_that_the_decode_engine_has_keeps_the_request_there() -> None:
+    cluster = _cluster_with_prefix()
+    again = request(8200, first_token=7)
+    assert cluster.ids(again) == (None, "decode-0")
+    assert cluster.ids(request(8200)) == (None, "prefill-0"), "an unknown prompt does not disturb those who decode"
+
+
+def test_a_prefix_that_is_quicker_to_fetch_than_to_compute_is_fetched() -> None:
+    cluster = _cluster_with_prefix()
+    decode = cluster.engines[1]
+    fast_link = (LinkLoad("prefill-0", 0, 1e11, 1e-3),)
+    decode.reports(num_decodes=60, links=fast_link)
+    cluster.all_report()
+    route = cluster.choose(request(8200, first_token=7))
+    assert route.decode.descriptor.engine_id == "prefill-0"
+    assert route.prefix_source == PrefixSource(decode.descriptor.kv_address, 8192)
+    assert route.decision is not None
+    assert route.decision.chosen is not None
+    assert route.decision.chosen.num_cached_tokens == 8192
+    assert 0 < route.decision.chosen.fetch_s < 0.1
+
+
+def test_an_ingress_that_knows_no_load_decides_as_disaggregate() -> None:
+    cluster = Cluster()
+    cluster.engines = [engine("prefill-0", is_unsure=True), engine("decode-0")]
+    route = cluster.choose(request())
+    assert (route.prefill, route.decode) == tuple(cluster.engines)
+    assert route.decision is not None
+    assert (route.decision.reason, route.decision.chosen) == (Reason.MODEL_NOT_SURE, None)
+    cluster.all_report()
+    cluster.all_report()
+    route = cluster.choose(request())
+    assert route.decision is not None
+    assert route.decision.reason is not Reason.MODEL_NOT_SURE, "the decode engine's model predicts for both"
+
+
+@pytest.mark.parametrize("model", [None, cost_model(error=0.9)])
+def test_models_that_are_not_sure_leave_it_to_disaggregate(model: object) -> None:
+    cluster = Cluster(*(engine(name, is_unsure=True) for name in ("prefill-0", "decode-0")))
+    for one in cluster.engines:
+        one.step_costs = model  # type: ignore[assignment]  # It is a parameter of the test.
+    cluster.all_report()
+    assert cluster.ids(request()) == ("prefill-0", "decode-0")
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(RoutingMode.DISAGGREGATE, True), (RoutingMode.COST, False)])
+def test_a_pair_is_always_used_in_the_mode_disaggregate(mode: RoutingMode, expected: bool) -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0", num_decodes=60), mode=mode)
+    route = cluster.choose(request())
+    assert (route.prefill is not None) is expected
+    assert route.decision is not None
+    assert route.decision.mode is mode
+    assert (route.decision.reason is Reason.MODE) is expected
+
+
+def test_448_sequential_unrelated_prompts_spread_over_two_idle_engines() -> None:
+    cluster = Cluster(engine("both-0"), engine("both-1"))
+    num_requests = Counter[str]()
+    for _ in range(448):
+        wanted = request()
+        route = cluster.send(wanted)
+        num_requests[route.decode.descriptor.engine_id] += 1
+        cluster.end(wanted, route)
+        cluster.clock.now_s += 1
+    assert 0.4 < num_requests["both-0"] / 448 < 0.6
+
+
+def test_sequential_unrelated_prompts_spread_over_a_hundred_idle_engines() -> None:
+    cluster = Cluster(*(engine(f"both-{number}") for number in range(100)))
+    num_requests = Counter[str]()
+    for _ in range(2000):
+        wanted = request()
+        route = cluster.send(wanted)
+        num_requests[route.decode.descriptor.engine_id] += 1
+        cluster.end(wanted, route)
+        cluster.clock.now_s += 1
+    assert len(num_requests) > 95
+    assert max(num_requests.values()) < 60
+
+
+def test_a_request_gets_the_same_answer_again_as_long_as_nothing_has_changed() -> None:
+    cluster = Cluster(*(engine(f"{role}-{number}") for role in ("prefill", "decode", "both") for number in range(5)))
+    for _ in range(20):
+        wanted = request()
+        assert len({cluster.ids(wanted) for _ in range(5)}) == 1
+
+
+def test_reports_that_are_5_s_late_do_not_send_all_requests_to_one_engine() -> None:
+    busy = engine("both-0", num_decodes=8)
+    cluster = Cluster(busy, *(engine(f"both-{number}") for number in range(1, 5)))
+    numbers = Counter[str]()
+    for _ in range(92):
+        numbers[cluster.send(request()).decode.descriptor.engine_id] += 1
+        cluster.clock.now_s += 5 / 92
+    assert min(numbers.values()) >= 10
+    assert numbers["both-0"] < min(numbers[f"both-{number}"] for number in range(1, 5)), "it had 8 before"
+    assert max(numbers.values()) <= 24
+
+
+def test_the_least_work_wins_where_costs_are_the_same_within_the_error() -> None:
+    cluster = Cluster(engine("both-0", num_waiting_tokens=16), engine("both-1"))
+    cluster.book.work_of(cluster.engines[0].descriptor).queue_end_s = cluster.clock() + 1e-4
+    for _ in range(20):
+        route = cluster.choose(request())
+        assert route.decode is cluster.engines[1]
+        assert route.decision is not None
+        assert route.decision.reason is Reason.TIE_DRAWN
+
+
+def test_a_decision_has_the_terms_of_each_way() -> None:
+    cluster = _cluster_with_prompts()
+    wanted = replace(request(1024), slo=Slo(ttft_s=1.0, itl_s=0.05))
+    decision = cluster.choose(wanted).decision
+    assert decision is not None
+    assert decision.chosen is not None
+    assert (decision.request_id, decision.mode, decision.reason) == (wanted.request_id, RoutingMode.COST, Reason.COST)
+    assert decision.chosen.way is Way.PREFILL_DECODE
+    assert {one.way for one in decision.others} == {Way.DECODE_ALONE, Way.PREFILL_ALONE}
+    for one in (decision.chosen, *decision.others):
+        parts_s = one.prefill_wait_s + one.decode_wait_s + one.prefill_s + one.decode_s + one.inflicted_s
+        parts_s += one.transfer_s + one.blocks_wait_s + one.fetch_s + one.adapter_s + one.miss_penalty_s
+        assert one.total_s == pytest.approx(parts_s)
+    assert decision.runner_up == decision.others[0]
+    assert decision.without_roles_s == min(one.total_s for one in decision.others)
+
+
+def test_an_only_engine_is_the_only_way() -> None:
+    decision = Cluster(engine("both-0")).choose(request()).decision
+    assert decision is not None
+    assert (decision.reason, decision.others, decision.runner_up) == (Reason.ONLY_WAY, (), None)
+
+
+def test_a_tight_aim_keeps_a_request_from_a_queue() -> None:
+    # Waiting costs 1 s there, and 40 others would wait for the prompt here.
+    cluster = Cluster(engine("both-0", num_waiting_tokens=9000), engine("both-1", num_decodes=40))
+    assert cluster.ids(request(512)) == (None, "both-0")
+    assert cluster.ids(replace(request(512), slo=Slo(ttft_s=0.3))) == (None, "both-1")
+
+
+def test_the_aims_of_the_router_count_for_requests_without_aims() -> None:
+    cluster = Cluster(engine("both-0", num_waiting_tokens=9000), engine("both-1", num_decodes=40))
+    cluster.router._aims = (0.3, None)
+    assert cluster.ids(request(512)) == (None, "both-1")
+    assert cluster.ids(replace(request(512), slo=Slo(ttft_s=30.0))) == (None, "both-0")
+
+
+def test_an_adapter_draws_requests_to_the_engines_that_have_it() -> None:
+    cluster = Cluster(engine("both-0"), engine("both-1"))
+    sql = Adapter("sql", "/adapters/sql", "1")
+    first = replace(request(), lora=sql)
+    route = cluster.send(first)
+    cluster.end(first, route)
+    cluster.clock.now_s += 1
+    for _ in range(10):
+        wanted = replace(request(), lora=sql)
+        assert cluster.choose(wanted).decode is route.decode
+    decision = cluster.choose(replace(request(), lora=sql)).decision
+    assert decision is not None
+    assert decision.runner_up is not None
+    assert decision.runner_up.adapter_s > 0
+
+
+def test_a_prompt_whose_vector_is_wanted_is_routed_as_before() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("prefill-1"))
+    cluster.engines[0].num_unfinished_requests = 5
+    wanted = replace(request(), pooling_params=PoolingParams())
+    route = cluster.send(wanted)
+    assert route.decode is cluster.engines[1]
+    assert route.decision is not None
+    assert route.decision.reason is Reason.OWN_RULE
+    assert cluster.book.work_of(route.decode.descriptor).num_decodes == 0
+
+
+def test_an_engine_of_role_encode_serves_no_requests() -> None:
+    with pytest.raises(NoEngineAvailable):
+        Cluster(engine("encode-0")).choose(request())
+
+
+def test_a_role_that_was_switched_counts_from_the_next_snapshot() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0", num_decodes=10))
+    for one in cluster.engines:
+        cluster.book.work_of(one.descriptor).prompt_share = 0.6 if one is cluster.engines[0] else 0.0
+    assert cluster.ids(request(1024)) == ("prefill-0", "decode-0")
+    descriptor = cluster.engines[1].descriptor
+    cluster.engines = [cluster.engines[0], cluster.engines[1]]
+    cluster.engines[1].descriptor = replace(descriptor, role=cluster.engines[0].descriptor.role)
+    assert cluster.choose(request(1024)).prefill is None
+
+
+_ENGINES = st.lists(
+    st.tuples(
+        st.sampled_from(["prefill", "decode", "both"]),
+        st.integers(0, 100),
+        st.integers(0, 20_000),
+        st.sampled_from([0.7, 1.0, 2.0]),
+        st.sampled_from([FACTS, replace(FACTS, dtype="float16")]),
+        st.floats(1e6, 1e10),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(_ENGINES, st.integers(1, 5000), st.integers(1, 500), st.sampled_from([None, 0.2, 2.0]))
+def test_no_compared_placement_is_cheaper_ranks_rise_and_refused_engines_are_never_paired(
+    drawn: list[tuple[str, int, int, float, PairingFacts, float]], num_tokens: int, max_tokens: int, aim_s: float | None
+) -> None:
+    engines: list[FakeEngine] = []
+    for number, (role, num_decodes, num_waiting, slowness, facts, bandwidth) in enumerate(drawn):
+        links = tuple(LinkLoad(f"{other}-{n}", 0, bandwidth, 0.0) for n, (other, *_) in enumerate(drawn))
+        engines.append(
+            engine(
+                f"{role}-{number}",
+                cost_model(slowness),
+                pairing=facts,
+                num_decodes=num_decodes,
+                num_waiting_tokens=num_waiting,
+                links=links,
+            )
+        )
+    cluster = Cluster(*engines)
+    for _ in range(3):
+        wanted = replace(request(num_tokens, max_tokens), slo=Slo(ttft_s=aim_s, itl_s=aim_s))
+        route = cluster.send(wanted)
+        assert route.decision is not None
+        chosen = route.decision.chosen
+        assert chosen is not None
+        margin_s = 0.1 * max(one.prefill_wait_s + one.prefill_s for one in (chosen, *route.decision.others))
+        for other in (*route.decision.others, route.decision.runner_up):
+            if other is not None and other.total_s < chosen.total_s:
+                assert route.decision.reason is Reason.TIE_DRAWN
+                margin_s = 0.1 * (other.prefill_wait_s + other.prefill_s)
+                assert chosen.total_s <= other.total_s + max(margin_s, 0.1 * (chosen.prefill_wait_s + chosen.prefill_s))
+        if route.prefill is not None:
+            assert route.prefill.descriptor.handoff_rank < route.decode.descriptor.handoff_rank
+            assert find_refusal(route.prefill.descriptor, route.decode.descriptor) is None
+            assert chosen.prefill_engine_id == route.prefill.descriptor.engine_id
+        assert chosen.decode_engine_id == route.decode.descriptor.engine_id
+
+
+def _mean_wait_s(num_ingresses: int, num_requests: int = 1200) -> float:
+    """Return how long prompts wait on four engines of which 70 % of the time is used, with reports twice a second."""
+    clock = Clock()
+    engines = [engine(f"both-{number}") for number in range(4)]
+    clusters = [Cluster(*engines, clock=clock) for _ in range(num_ingresses)]
+    draw = random.Random(5)
+    ends_s = dict.fromkeys(range(4), clock())
+    waits_s, report_s = 0.0, clock()
+    prefill_s = cost_model().seconds(StepShape(512, num_prefills=1, num_prefill_pairs=512 * 256))
+    for _ in range(num_requests):
+        clock.now_s += draw.expovariate(0.7 * 4 / prefill_s)
+        if clock() >= report_s:
+            report_s = clock() + 0.5
+            for number, one in enumerate(engines):
+                one.reports(num_waiting_tokens=round(512 * max(ends_s[number] - clock(), 0.0) / prefill_s))
+            for cluster in clusters:
+                cluster.all_report()
+        cluster = draw.choice(clusters)
+        wanted = request(512, max_tokens=1)
+        number = engines.index(cluster.send(wanted).decode)
+        cluster.router.on_leave(wanted.request_id)
+        ends_s[number] = max(ends_s[number], clock()) + prefill_s
+        waits_s += ends_s[number] - prefill_s - clock()
+    return waits_s / num_requests / prefill_s
+
+
+def test_several_ingresses_spread_prompts_nearly_as_well_as_one() -> None:
+    # In units of one prompt's prefill. Engines that are drawn at random have queues of 0.7 / (2 * 0.3) = 1.17.
+    assert _mean_wait_s(1) < 0.3
+    assert _mean_wait_s(3) < 0.8

@@ -1,0 +1,63 @@
+from collections import Counter
+from dataclasses import replace
+
+from cluster.routing.fleet import NUM_CANDIDATES, Fleet, Use
+from cluster.routing.load_book import LoadBook, SentWork
+from cluster.routing.route_cost import RequestFacts
+from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
+from kv_transfer.links.link_compatibility import PairingFacts
+from tests.cluster.routing.cost_setup import Clock, FakeEngine, engine
+
+FACTS = PairingFacts(PROTOCOL_VERSION, "tcp", False, "m", "float32", 2, 2, 8, 16, False)
+_USUAL = RequestFacts(512, 128)
+
+
+def _fleet(*engines: FakeEngine) -> tuple[Fleet[FakeEngine], LoadBook]:
+    book = LoadBook(Clock())
+    for one in engines:
+        book.note_report(one)
+    fleet = Fleet(engines, book, _USUAL)
+    book.watch(fleet)
+    return fleet, book
+
+
+def test_engines_that_cannot_exchange_kv_are_in_groups_of_their_own() -> None:
+    other = replace(FACTS, dtype="float16")
+    fleet, _ = _fleet(*(engine(f"both-{n}", pairing=facts) for n, facts in enumerate((FACTS, FACTS, other, None))))
+    found = [[one.descriptor.engine_id for one in group.engines] for group in fleet.groups]
+    assert found == [["both-0", "both-1"], ["both-2"], ["both-3"]]
+    consumers = [[fleet.groups.index(one) for one in group.consumers] for group in fleet.groups]
+    assert consumers == [[0, 2], [1, 2], [0, 1, 2]], "nothing is known of the facts of the last one"
+
+
+def test_few_engines_are_all_compared() -> None:
+    fleet, _ = _fleet(engine("prefill-0"), engine("decode-0"))
+    assert fleet.groups[0].candidates(0.0, 1) == [[0], [1], [0, 1]]
+
+
+def test_the_cheapest_of_many_is_compared_with_drawn_ones() -> None:
+    engines = [engine(f"{role}-{n}", num_decodes=20) for role in ("prefill", "decode") for n in range(50)]
+    engines[17], engines[77] = engine("prefill-17"), engine("decode-27")
+    fleet, book = _fleet(*engines)
+    group = fleet.groups[0]
+    drawn = Counter[int]()
+    for draw in range(0, 1 << 32, 1 << 25):
+        prompt, decode, alone = group.candidates(100.0, draw)
+        assert (prompt[0], decode[0], alone[0] in (17, 77)) == (17, 77, True)
+        assert len(prompt) <= NUM_CANDIDATES
+        assert all(number < 50 for number in prompt)
+        assert all(number >= 50 for number in decode)
+        drawn.update(prompt[1:])
+    assert len(drawn) > 20
+    book.note_sent(engines[17].descriptor, "r", SentWork(prefill_s=10.0))
+    assert group.candidates(100.0, 1)[Use.PROMPT][0] != 17
+    assert group.candidates(120.0, 1)[Use.PROMPT][0] == 17, "its queue is empty by then"
+
+
+def test_a_fleet_is_sure_once_each_engine_can_be_predicted() -> None:
+    unsure = engine("both-1", is_unsure=True)
+    fleet, book = _fleet(unsure, engine("both-0"))
+    assert not fleet.is_sure
+    unsure.reports()
+    book.note_report(unsure)
+    assert fleet.is_sure

@@ -1,0 +1,187 @@
+import gc
+
+import pytest
+
+from cluster.routing.load_book import DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S, EngineWork, LoadBook, SentWork
+from kv_transfer.link_load import LinkLoad
+from tests.cluster.routing.cost_setup import BLOCK_SIZE, Clock, FakeEngine, cost_model, engine
+
+_DECODES = SentWork(num_computed_tokens=100, prefill_s=0.5, num_context_tokens=100)
+
+
+def _book(*engines: FakeEngine) -> tuple[LoadBook, Clock]:
+    clock = Clock()
+    book = LoadBook(clock)
+    for one in engines:
+        book.note_report(one)
+    return book, clock
+
+
+def _send(book: LoadBook, one: FakeEngine, request_id: str, sent: SentWork = _DECODES) -> None:
+    one.num_submitted_requests += 1
+    book.note_sent(one.descriptor, request_id, sent)
+
+
+def test_an_engine_that_has_not_reported_is_idle_and_its_report_infinitely_old() -> None:
+    one = engine("both-0")
+    book, _ = _book()
+    work = book.work_of(one.descriptor)
+    assert (work.num_decodes, work.queue_end_s, work.prediction) == (0, 0.0, None)
+    assert book.age_s(one.descriptor.key) == float("inf")
+    assert work.link_to("x").bytes_per_s == DEFAULT_BYTES_PER_S
+
+
+def test_the_work_is_the_report_and_what_was_sent_since() -> None:
+    one = engine("both-0", num_decodes=3, num_decode_context_tokens=3000, num_free_blocks=50)
+    book, clock = _book(one)
+    work = book.work_of(one.descriptor)
+    assert (work.num_decodes, work.num_context_tokens, work.num_free_blocks) == (3, 3000, 50)
+    _send(book, one, "a")
+    assert (work.num_decodes, work.num_context_tokens) == (4, 3100)
+    assert work.num_free_blocks == 50 - 7, "101 tokens in blocks of 16"
+    assert work.queue_end_s == clock() + 0.5
+
+
+def test_a_request_that_a_report_counts_is_not_added_again() -> None:
+    one = engine("both-0")
+    book, _ = _book(one)
+    for number in range(5):
+        _send(book, one, f"r{number}")
+    one.reports(num_decodes=3, num_decode_context_tokens=300, num_taken_requests=3)
+    book.note_report(one)
+    work = book.work_of(one.descriptor)
+    assert (work.num_decodes, work.num_context_tokens) == (5, 500)
+    one.reports(num_decodes=5, num_decode_context_tokens=505)
+    book.note_report(one)
+    assert (work.num_decodes, work.num_context_tokens) == (5, 505)
+
+
+def test_a_request_that_waits_at_the_engine_still_counts_as_one_that_will_decode_there() -> None:
+    one = engine("both-0")
+    book, clock = _book(one)
+    _send(book, one, "a")
+    _send(book, one, "b")
+    one.reports(num_decodes=1, num_decode_context_tokens=100, num_waiting_tokens=100)
+    book.note_report(one)
+    work = book.work_of(one.descriptor)
+    assert work.num_decodes == 2
+    assert work.queue_end_s > clock()
+
+
+def test_a_request_that_has_left_counts_no_more_before_the_next_report() -> None:
+    one = engine("both-0")
+    book, _ = _book(one)
+    work = book.work_of(one.descriptor)
+    _send(book, one, "counted")
+    one.reports(num_decodes=1, num_decode_context_tokens=100)
+    book.note_report(one)
+    _send(book, one, "since")
+    assert work.num_decodes == 2
+    free = work.num_free_blocks
+    book.note_left(one.descriptor.key, "since")
+    book.note_left(one.descriptor.key, "since")
+    assert (work.num_decodes, work.num_context_tokens) == (1, 100)
+    assert work.num_free_blocks == free + 7
+    book.note_left(one.descriptor.key, "counted")
+    assert (work.num_decodes, work.num_context_tokens) == (0, 0)
+
+
+def test_the_queue_is_worked_off_while_no_report_comes() -> None:
+    one = engine("prefill-0", num_waiting_tokens=10_000)
+    book, clock = _book(one)
+    work = book.work_of(one.descriptor)
+    wait_s = work.queue_end_s - clock()
+    assert wait_s > 1.0
+    clock.now_s += wait_s + 5
+    _send(book, one, "a")
+    assert work.queue_end_s == clock() + 0.5
+    assert book.age_s(one.descriptor.key) == pytest.approx(wait_s + 5)
+
+
+def test_a_queue_twice_as_long_takes_twice_the_time_beside_the_same_decodes() -> None:
+    long, short = engine("both-0", num_waiting_tokens=40_960), engine("both-1", num_prefill_tokens=20_480)
+    book, clock = _book(long, short)
+    ends = [book.work_of(one.descriptor).queue_end_s - clock() for one in (long, short)]
+    assert ends[0] == pytest.approx(2 * ends[1])
+
+
+def test_an_older_report_changes_nothing() -> None:
+    one = engine("both-0", num_decodes=3)
+    book, clock = _book(one)
+    clock.now_s += 1
+    book.note_report(one)
+    assert book.age_s(one.descriptor.key) == 1
+
+
+def test_in_a_new_session_the_requests_of_the_earlier_one_are_gone() -> None:
+    one = engine("both-0")
+    book, _ = _book(one)
+    _send(book, one, "a")
+    again = engine("both-0")
+    book.note_report(again)
+    assert book.work_of(one.descriptor).num_decodes == 0
+
+
+def test_bytes_of_a_handoff_queue_on_the_link_until_the_next_report() -> None:
+    link = LinkLoad("decode-0", num_queued_bytes=1000, bytes_per_s=1e6, round_trip_s=0.25)
+    one = engine("prefill-0", links=(link, LinkLoad("decode-1", 7)))
+    book, _ = _book(one)
+    work = book.work_of(one.descriptor)
+    _send(book, one, "a", SentWork(10, 0.1, consumer="decode-0", num_handoff_bytes=500))
+    assert work.link_to("decode-0").num_queued_bytes == 1500
+    unmeasured = work.link_to("decode-1")
+    assert (unmeasured.bytes_per_s, unmeasured.round_trip_s) == (DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S)
+    one.reports(links=(link,))
+    book.note_report(one)
+    assert work.link_to("decode-0").num_queued_bytes == 1000
+    assert work.num_free_blocks == 10_000
+
+
+def test_a_prefill_engine_is_taken_to_spend_its_share_of_all_prompt_work() -> None:
+    engines = [engine(name) for name in ("prefill-0", "decode-0", "decode-1")]
+    book, clock = _book(*engines)
+    second_s = cost_model().seconds_by_feature["token"]
+    assert second_s > 0
+    for _ in range(40):
+        clock.now_s += 0.5
+        for one in engines[1:]:
+            one.num_prompt_tokens_computed += 512
+            one.reports()
+            book.note_report(one)
+        engines[0].reports()
+        book.note_report(engines[0])
+    prefill, decode, other = (book.work_of(one.descriptor).prompt_share for one in engines)
+    assert decode == pytest.approx(other, rel=0.05)
+    assert decode > 0.05
+    assert prefill == pytest.approx(decode + other, rel=0.05)
+
+
+def test_an_engine_that_left_is_forgotten() -> None:
+    one, other = engine("both-0", num_decodes=3), engine("both-1")
+    book, _ = _book(one, other)
+    book.keep([other.descriptor.key])
+    assert book.work_of(one.descriptor).num_decodes == 0
+    assert book.work_of(one.descriptor).prediction is not None, "its sibling knows its steps"
+    assert book.work_of(other.descriptor).block_size == BLOCK_SIZE
+
+
+def test_whoever_watches_is_told_of_each_change() -> None:
+    one = engine("both-0")
+    book, _ = _book(one)
+    told: list[float] = []
+
+    class Follower:
+        def update(self, work: EngineWork) -> None:
+            told.append(work.num_decodes)
+
+    follower = Follower()
+    book.watch(follower)
+    _send(book, one, "a")
+    book.note_left(one.descriptor.key, "a")
+    one.reports(num_decodes=4)
+    book.note_report(one)
+    assert told == [1, 0, 4]
+    del follower
+    gc.collect()
+    _send(book, one, "b")
+    assert told == [1, 0, 4], "the book does not keep a follower"

@@ -1,0 +1,135 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.routing.decision import RouteTerms, Way
+from cluster.routing.load_book import EngineWork, Link
+from cluster.routing.route_cost import RequestFacts, decode_cost, fetch_s, prompt_cost, terms
+from cluster.routing.step_prediction import StepPrediction
+from tests.cluster.routing.cost_setup import COEFFICIENTS
+
+_STEPS = StepPrediction(COEFFICIENTS, COEFFICIENTS, COEFFICIENTS)
+_FACTS = RequestFacts(1024, 100, now_s=50.0)
+
+
+def _work(name: str = "a", **numbers: float | dict[str, Link]) -> EngineWork:
+    work = EngineWork((name, 1), _STEPS, kv_bytes_per_token=1000, num_blocks=1000, num_free_blocks=1000)
+    for field, value in numbers.items():
+        setattr(work, field, value)
+    return work
+
+
+def _pair(producer: EngineWork, consumer: EngineWork, facts: RequestFacts = _FACTS) -> RouteTerms:
+    return terms(
+        Way.PREFILL_DECODE, facts, prompt_cost(facts, producer, _STEPS, 0), decode_cost(facts, consumer, _STEPS)
+    )
+
+
+def _alone(work: EngineWork, facts: RequestFacts = _FACTS, num_cached: int = 0) -> RouteTerms:
+    cost = prompt_cost(facts, work, _STEPS, num_cached)
+    return terms(Way.DECODE_ALONE, facts, cost, decode_cost(facts, work, _STEPS))
+
+
+def test_an_idle_engine_takes_the_time_of_its_steps() -> None:
+    found = _alone(_work())
+    assert found.prefill_s == _STEPS.prefill_steps(1024, 0, 0, 0, 2048).seconds
+    assert found.decode_s == pytest.approx(100 * _STEPS.decode_step_s(1, 1024 + 50))
+    assert found.total_s == pytest.approx(found.prefill_s + found.decode_s)
+    assert (found.ttft_s, found.inflicted_s) == (found.prefill_s, 0)
+
+
+def test_each_request_that_decodes_there_is_delayed_by_the_prompt_and_by_a_larger_batch() -> None:
+    found = _alone(_work(num_decodes=10, num_context_tokens=10_000))
+    prompt_s = _STEPS.prefill_steps(1024, 0, 10, 10_000, 2048).added_s
+    longer_s = _STEPS.decode_step_s(11, 10_000 + 1074) - _STEPS.decode_step_s(10, 10_000)
+    assert found.inflicted_s == pytest.approx(10 * prompt_s + 10 * 100 * longer_s)
+
+
+def test_a_cached_prefix_saves_its_computation_except_for_the_last_token() -> None:
+    assert _alone(_work(), num_cached=2000).prefill_s == _STEPS.prefill_steps(1, 1023, 0, 0, 2048).seconds
+    assert _alone(_work(), num_cached=512).prefill_s == _STEPS.prefill_steps(512, 512, 0, 0, 2048).seconds
+
+
+def test_the_queue_counts_until_it_is_empty() -> None:
+    assert _alone(_work(queue_end_s=50.5)).prefill_wait_s == 0.5
+    assert _alone(_work(queue_end_s=49.5)).prefill_wait_s == 0
+
+
+def test_prefill_begins_when_the_decode_engine_has_reserved_blocks() -> None:
+    found = _pair(_work(queue_end_s=50.25), _work("b", queue_end_s=51.0))
+    assert (found.prefill_wait_s, found.decode_wait_s) == (0.25, 0.75)
+    assert found.ttft_s == pytest.approx(1.0 + found.prefill_s)
+
+
+def test_a_transfer_is_hidden_by_the_chunks_that_are_computed_after_the_first() -> None:
+    facts = RequestFacts(4096, 100, now_s=50.0)
+    consumer = _work("b")
+    slow, fast = Link(0, 4096 * 1000 / 100.0, 0.125), Link(0, 1e12, 0.125)
+    steps = _STEPS.prefill_steps(4096, 0, 0, 0, 2048)
+    assert steps.num_steps == 2
+    found = _pair(_work(links={"b": slow}), consumer, facts)
+    assert found.transfer_s == pytest.approx(0.125 + 100.0 - steps.seconds / 2)
+    assert _pair(_work(links={"b": fast}), consumer, facts).transfer_s == pytest.approx(0.125, abs=1e-4)
+    assert found.itl_s == pytest.approx(found.decode_s / 100 + found.transfer_s / 100)
+
+
+def test_bytes_that_are_queued_go_first_while_the_prompt_waits() -> None:
+    link = Link(2_000_000, 1e6, 0.0)
+    found = _pair(_work(links={"b": link}, queue_end_s=51.5), _work("b"))
+    assert found.transfer_s == pytest.approx(2.0 + 1.024 - 1.5)
+
+
+def test_what_the_decode_engine_has_cached_is_not_sent() -> None:
+    producer, consumer = _work(links={"b": Link(0, 1e6, 0.0)}), _work("b")
+    cost = prompt_cost(_FACTS, producer, _STEPS, 0)
+    found = terms(Way.PREFILL_DECODE, _FACTS, cost, decode_cost(_FACTS, consumer, _STEPS, 1000))
+    assert found.transfer_s == pytest.approx(0.024)
+
+
+def test_blocks_become_free_as_those_that_decode_end() -> None:
+    # 65 blocks are wanted. Each of 10 requests has 50, and one of them ends every tenth of an answer.
+    work = _work(num_decodes=10, num_context_tokens=8000, num_free_blocks=15)
+    answer_s = 100 * decode_cost(_FACTS, work, _STEPS).step_s
+    assert _alone(work).blocks_wait_s == pytest.approx(answer_s / 10, rel=0.02)
+    assert _pair(work, _work("b")).blocks_wait_s == pytest.approx(answer_s / 10, rel=0.02)
+    assert _alone(_work(num_decodes=10, num_context_tokens=8000, num_free_blocks=65)).blocks_wait_s == 0
+    assert _alone(_work(num_decodes=4, num_context_tokens=8, max_num_seqs=4)).blocks_wait_s > 0
+
+
+def test_tokens_come_later_where_an_engine_spends_its_time_on_prompts() -> None:
+    assert _alone(_work(prompt_share=0.5)).itl_s == pytest.approx(2 * _alone(_work()).itl_s)
+
+
+def test_a_fetch_counts_only_if_it_is_quicker_than_the_computation() -> None:
+    work = _work()
+    fetched = prompt_cost(_FACTS, work, _STEPS, 0, (512, 0.001))
+    assert (fetched.num_cached_tokens, fetched.fetch_s) == (512, 0.001)
+    computed = prompt_cost(_FACTS, work, _STEPS, 0, (512, 10.0))
+    assert (computed.num_cached_tokens, computed.fetch_s) == (0, 0.0)
+    assert prompt_cost(_FACTS, work, _STEPS, 512, (512, 0.0)).fetch_s == 0.0
+    source = _work("b", links={"a": Link(500_000, 1e6, 0.25)})
+    assert fetch_s(work, source, 500) == 0.25 + 1.0
+
+
+@given(st.floats(0.01, 2.0), st.floats(0.01, 2.0))
+def test_the_penalty_grows_with_the_probability_to_miss_an_aim(one_s: float, other_s: float) -> None:
+    facts = [RequestFacts(1024, 100, aim_s, aim_s / 10, 50.0) for aim_s in (one_s, other_s)]
+    found = [_alone(_work(), one) for one in facts]
+    low, high = sorted(found, key=lambda one: one.ttft_miss_probability)
+    assert low.itl_miss_probability <= high.itl_miss_probability
+    for one, fact in zip(found, facts, strict=True):
+        missed = one.ttft_miss_probability + one.itl_miss_probability
+        assert one.miss_penalty_s == pytest.approx(10 * (fact.ttft_s or 0) * 11 * missed)
+
+
+def test_half_of_the_requests_miss_an_aim_that_is_as_long_as_the_prediction() -> None:
+    ttft_s = _alone(_work()).ttft_s
+    assert _alone(_work(), RequestFacts(1024, 100, ttft_s, None, 50.0)).ttft_miss_probability == 0.5
+    assert _alone(_work(), RequestFacts(1024, 100, None, None, 50.0)).miss_penalty_s == 0
+
+
+def test_others_that_miss_their_aim_because_of_the_request_are_in_the_penalty() -> None:
+    # A decode step of these ten takes 5 ms, and the prompt adds 1 ms to the mean of each.
+    work = _work(num_decodes=10, num_context_tokens=10_000)
+    lone, beside = (_alone(one, RequestFacts(1024, 100, None, 0.006, 50.0)) for one in (_work(), work))
+    assert beside.miss_penalty_s > 10 * lone.miss_penalty_s

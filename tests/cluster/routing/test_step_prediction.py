@@ -1,0 +1,96 @@
+from dataclasses import replace
+
+import pytest
+
+from actors.costs.step_shape import StepShape
+from cluster.routing.step_prediction import StepFamily, StepPrediction
+from tests.cluster.routing.cost_setup import COEFFICIENTS, cost_model
+
+_PREDICTION = StepPrediction(COEFFICIENTS, COEFFICIENTS, COEFFICIENTS)
+
+
+def test_a_decode_step_is_predicted_as_the_engine_predicts_it() -> None:
+    assert _PREDICTION.decode_step_s(40, 40_000) == pytest.approx(cost_model().seconds(StepShape(40, 40, 40_000)))
+
+
+@pytest.mark.parametrize("num_tokens", [1, 200, 500, 1700])
+@pytest.mark.parametrize("num_before", [0, 4096])
+@pytest.mark.parametrize("num_decodes", [0, 12])
+def test_a_prompt_takes_as_long_as_the_steps_of_its_chunks(num_tokens: int, num_before: int, num_decodes: int) -> None:
+    context, budget = 1000 * num_decodes, 512
+    steps = _PREDICTION.prefill_steps(num_tokens, num_before, num_decodes, context, budget)
+    total_s, left, before = 0.0, num_tokens, num_before
+    while left:
+        chunk = min(left, budget - num_decodes)
+        pairs = chunk * (before + chunk / 2)
+        shape = StepShape(chunk + num_decodes, num_decodes, context, 1, before, pairs)
+        total_s += cost_model().seconds(shape)
+        left, before, last = left - chunk, before + chunk, chunk
+    assert steps.seconds == pytest.approx(total_s)
+    assert steps.last_tokens == last
+    assert steps.num_steps == -(-num_tokens // (budget - num_decodes))
+    alone_s = steps.num_steps * _PREDICTION.decode_step_s(num_decodes, context) if num_decodes else 0
+    assert steps.added_s == pytest.approx(total_s - alone_s)
+
+
+def test_mixed_steps_that_nobody_has_run_cost_the_prompt_and_the_decodes() -> None:
+    decode = [1.0 if number in (6, 7) else 0.0 for number in range(11)]
+    prefill = [0.0, 2.0, *[0.0] * 9]
+    steps = StepPrediction(decode, prefill, None).prefill_steps(10, 0, 3, 50, 2048)
+    assert steps.seconds == 2.0 * (10 + 3) + 3 + 50
+
+
+def test_an_engine_knows_decode_steps_from_another_one_that_has_run_them() -> None:
+    family = StepFamily()
+    family.put("p", cost_model(kinds=("prefill",)))
+    assert family.prediction("p") is None
+    family.put("d", cost_model(kinds=("decode",)))
+    known = family.prediction("p")
+    assert known is not None
+    assert known.decode_step_s(40, 40_000) == _PREDICTION.decode_step_s(40, 40_000)
+    assert family.prediction("new") is not None
+
+
+def test_equal_engines_have_equal_predictions() -> None:
+    family = StepFamily()
+    family.put("a", cost_model())
+    family.put("b", cost_model(1.05))
+    one, other = family.prediction("a"), family.prediction("b")
+    assert one is not None
+    assert other is not None
+    assert one.decode_step_s(8, 8000) == other.decode_step_s(8, 8000)
+
+
+def test_an_engine_that_is_twice_as_slow_is_so_in_what_it_has_not_done_yet() -> None:
+    family = StepFamily()
+    family.put("fast", cost_model())
+    family.put("slow", cost_model(2.0, kinds=("decode",)))
+    slow = family.prediction("slow")
+    assert slow is not None
+    assert slow.decode_step_s(8, 8000) == pytest.approx(2 * _PREDICTION.decode_step_s(8, 8000))
+    expected_s = 2 * _PREDICTION.prefill_steps(500, 0, 0, 0, 2048).seconds
+    assert slow.prefill_steps(500, 0, 0, 0, 2048).seconds == pytest.approx(expected_s)
+
+
+def test_a_model_that_is_not_sure_predicts_nothing() -> None:
+    family = StepFamily()
+    family.put("a", cost_model(error=0.9))
+    assert family.prediction("a") is None
+    family.put("a", cost_model())
+    assert family.prediction("a") is not None
+    family.put("a", None)
+    assert family.prediction("a") is None
+
+
+def test_the_leader_stays_as_long_as_no_other_engine_has_run_twice_the_steps() -> None:
+    family = StepFamily()
+    family.put("a", cost_model())
+    other = cost_model(1.05)
+    family.put("b", replace(other, residuals=tuple(replace(one, num_steps=1999) for one in other.residuals)))
+    prediction = family.prediction("c")
+    assert prediction is not None
+    assert prediction.decode_step_s(8, 0) == _PREDICTION.decode_step_s(8, 0)
+    family.put("b", replace(other, residuals=tuple(replace(one, num_steps=2000) for one in other.residuals)))
+    prediction = family.prediction("c")
+    assert prediction is not None
+    assert prediction.decode_step_s(8, 0) == pytest.approx(1.05 * _PREDICTION.decode_step_s(8, 0))

@@ -1,0 +1,57 @@
+"""Kernels against attention in float32, and whole models against generate(), eagerly and as graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.config import ModelConfig
+from actors.model.attention.backend import AttentionNeeds
+from actors.model.attention.backend_check import find_fault
+from actors.model.attention.batch_attention import AttentionLayer
+from actors.model.attention.probe import KVGeometry
+from actors.model.attention.triton_backend import TritonKind
+from kv_transfer.layout import KeyOrder
+from tests.actors.model.stepping import Sequence, Stepper, make_runner
+from tests.reference import greedy_tokens, random_prompt
+
+pytestmark = pytest.mark.gpu
+
+CheckpointOf = Callable[[str], Path]
+DEVICE = torch.device("cuda", 0)
+FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt")
+LAYERS = (AttentionLayer(0, 0.1, None, None), AttentionLayer(1, 0.1, 30.0, 24))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("heads", [(8, 8), (8, 2), (32, 2)])
+@pytest.mark.parametrize("block_size", [16, 24, 128])
+def test_kernels_compute_what_float32_does(
+    dtype: torch.dtype, head_dim: int, heads: tuple[int, int], block_size: int
+) -> None:
+    geometry = KVGeometry(heads[0], heads[1], head_dim, LAYERS)
+    needs = AttentionNeeds(DEVICE, dtype, geometry, block_size, KeyOrder.PLAIN)
+    if (obstacle := TritonKind().find_obstacle(needs)) is not None:
+        pytest.skip(obstacle)
+    assert find_fault(TritonKind(), needs) is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("is_eager", [False, True])
+def test_tokens_equal_generate(family: str, is_eager: bool, checkpoint: CheckpointOf) -> None:
+    directory = checkpoint(family)
+    runner = make_runner(directory, attention_backend="auto", device="cuda")
+    assert runner.attention_backend == "triton", runner.attention_reason
+    runner.warm_up()
+    config = ModelConfig(model=str(directory), enforce_eager=is_eager, cuda_graph_sizes=(2, 6))
+    runner.capture_graphs(config, 16, print)
+    assert (runner._graphs is None) == is_eager, "the log says why nothing was captured"
+    stepper = Stepper(runner)
+    for length in (1, 7, 16, 33, 40):
+        stepper.add(str(length), Sequence(random_prompt(length)))
+    for name, tokens in stepper.run(num_output_tokens=12, chunk=17).items():
+        assert tokens == greedy_tokens(directory, tuple(random_prompt(int(name))), 12)
