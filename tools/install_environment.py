@@ -27,16 +27,21 @@ _OPTIONS: Final = {
 
 def main() -> None:
     """Install; ends as the installer does."""
+    sys.exit(install(*_WANTED))
+
+
+def install(*wanted: str) -> int:
+    """Install by uv, or by pip if uv fails, and return the installer's exit status. wanted: their common arguments"""
     pip = (sys.executable, "-m", "pip")
     quiet = ("--quiet", "--disable-pip-version-check", "--no-compile", "-c", "constraints.txt")
     if subprocess.run([*pip, "install", *quiet, "uv"], check=False).returncode == 0:
         listed = subprocess.run([*pip, "config", "list"], check=True, capture_output=True, text=True).stdout
         options = uv_options(listed)
         uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
-        if subprocess.run([*uv, *options, *_WANTED], env=uv_environment(listed), check=False).returncode == 0:
-            return
+        if subprocess.run([*uv, *options, *wanted], env=uv_environment(listed), check=False).returncode == 0:
+            return 0
         print("uv could not install it, pip tries", file=sys.stderr)
-    sys.exit(subprocess.run([*pip, "install", *quiet, *_WANTED], check=False).returncode)
+    return subprocess.run([*pip, "install", *quiet, *wanted], check=False).returncode
 
 
 def uv_options(listed: str) -> list[str]:
