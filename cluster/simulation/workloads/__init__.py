@@ -1,0 +1,1 @@
+"""The requests that a simulation offers: those of traces, and drawn ones."""
