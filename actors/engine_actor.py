@@ -18,10 +18,10 @@ from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.adapter import Adapter
 from actors.engine_profile import EngineProfile
 from actors.model_facts import ModelFacts
-from actors.process.cpu_binding import CpuShare
+from actors.process.cpu_binding import ComputeThreads, CpuShare, find_obstacle, read_host_cpus
 from actors.process.garbage_collection import leave_out_what_is_loaded, no_collection
 from actors.process.log_lines import write_log_lines
-from actors.process.openmp import wait_without_spinning
+from actors.process.openmp import choose_waiting
 from actors.process.sigterm_event import on_request_to_end
 from actors.ranks.rank_resources import RankResources
 from kv_transfer.trust.membership import Trust, TrustMaterial
@@ -70,14 +70,14 @@ class EngineActor:
     def __init__(self, config: EngineConfig, engine_id: str, incarnation: int, resources: RankResources) -> None:
         """resources: of each further tensor-parallel rank; this actor is rank 0, and has the same resources."""
         write_log_lines()
-        wait_without_spinning()
+        share = CpuShare(resources.num_cpus, float(_own_node()["Resources"].get("CPU", 0.0)))
+        choose_waiting(on_own_cores=_may_hold_cores(config, resources, share))
         # Imported here: the driver and the controller handle this class without loading torch.
         with no_collection():
             from actors.engine_server import EngineServer
             from actors.ranks.ray_executor import RayRankLauncher
 
         self._trust = Trust()
-        share = CpuShare(resources.num_cpus, float(_own_node()["Resources"].get("CPU", 0.0)))
         ranks = RayRankLauncher(resources)
         self._server = EngineServer(config, engine_id, incarnation, self._trust, ranks, cpu_share=share)
         self._starting: asyncio.Task[EngineReady] | None = None
@@ -169,6 +169,17 @@ class EngineActor:
 def _node_address() -> str:
     """Return this node's address in its Ray cluster, by which the other nodes reach it."""
     return str(_own_node()["NodeManagerAddress"])
+
+
+def _may_hold_cores(config: EngineConfig, resources: RankResources, share: CpuShare) -> bool:
+    """Return whether the engine will hold cores that no other engine computes on, unless others hold too many."""
+    threads = ComputeThreads(
+        config.parallel.num_threads or max(1, int(share.num_cpus)),
+        config.parallel.cpu_binding,
+        config.parallel.tensor_parallel_size,
+        resources.num_gpus > 0,
+    )
+    return find_obstacle(threads, share, read_host_cpus()) is None
 
 
 def _own_node() -> dict[str, Any]:

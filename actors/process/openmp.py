@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import os
+from typing import Final
 
-_WAIT_POLICY = "OMP_WAIT_POLICY"
-_POLICIES = (_WAIT_POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_WAIT_POLICY: Final = "OMP_WAIT_POLICY"
+_SPIN_COUNT: Final = "GOMP_SPINCOUNT"
+_BLOCK_TIME: Final = "KMP_BLOCKTIME"
+_NUM_SPINS: Final = 10_000
+"""About 0.25 ms: longer than Python needs between two operators, so that a step's threads need not be woken for each."""
+_BLOCK_TIME_MS: Final = 1
+"""The shortest time that Intel's library can be told in every version, besides none."""
 
 
-def wait_without_spinning() -> None:
+def choose_waiting(*, on_own_cores: bool) -> None:
     """Let the threads of OpenMP sleep while they have no work, unless the environment says how they wait.
 
-    Call it before torch is loaded. Both GNU's library, which comes with torch's wheels, and Intel's read the variable.
-    By default GNU's threads spin for some milliseconds after each operator, which takes the cores from everything else
-    on the host.
+    Call it before torch is loaded. GNU's library, which comes with torch's wheels, lets threads spin for some
+    milliseconds after each operator by default, and Intel's for 200, which takes the cores from everything else on the
+    host.
+
+    on_own_cores: no other engine computes on the cores of this one. Then threads spin for a moment before they sleep,
+                  because waking them for each operator of a decode step takes longer than the operator.
     """
-    if not any(name in os.environ for name in _POLICIES):
+    if any(name in os.environ for name in (_WAIT_POLICY, _SPIN_COUNT, _BLOCK_TIME)):
+        return
+    if on_own_cores:
+        os.environ[_SPIN_COUNT] = str(_NUM_SPINS)
+        os.environ[_BLOCK_TIME] = str(_BLOCK_TIME_MS)
+    else:
         os.environ[_WAIT_POLICY] = "PASSIVE"

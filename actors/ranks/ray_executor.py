@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.process.garbage_collection import no_collection
 from actors.process.log_lines import write_log_lines
-from actors.process.openmp import wait_without_spinning
+from actors.process.openmp import choose_waiting
 from actors.process.ray_calls import RayCallFailed, result_of
 from actors.ranks.rank_messages import RankTask
 from actors.ranks.rank_resources import RankResources
@@ -33,7 +33,7 @@ class RankActor:
     def run(self, task: RankTask) -> None:
         """Run the rank; returns when it ends."""
         write_log_lines()
-        wait_without_spinning()
+        choose_waiting(on_own_cores=False)  # Ranks are not bound to cores.
         # Imported here, so that a process that only starts this actor does not load torch.
         with no_collection():
             from actors.ranks.rank_loop import run_rank

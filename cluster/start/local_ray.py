@@ -16,7 +16,6 @@ from typing import Final
 
 import grpc
 
-from actors.process.openmp import wait_without_spinning
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
 from cluster.start.needed_processes import only_needed_processes
@@ -127,7 +126,6 @@ def _start_local(config: ClusterConfig) -> None:
     # By default Ray gives workers a low priority (nice 15). On a busy host, an engine could then be silent for so long
     # that the controller considers it lost.
     os.environ.setdefault("RAY_worker_niceness", "0")
-    wait_without_spinning()
     # With 127.0.0.1 as the node's address, half of Ray's servers would listen on all addresses, unless Ray is told with
     # this variable that no other node will join. Its name comes from the systems on which this is Ray's default.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"

@@ -1,4 +1,4 @@
-"""OpenMP's threads sleep while they have no work, unless the environment says how they wait."""
+"""OpenMP's threads sleep while they have no work, at once or after a moment, unless the environment says how they wait."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ import sys
 
 import pytest
 
-from actors.process.openmp import wait_without_spinning
+from actors.process.openmp import choose_waiting
 
 
+@pytest.mark.parametrize("on_own_cores", [True, False])
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
-def test_an_environment_that_says_how_to_wait_is_left_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+def test_an_environment_that_says_how_to_wait_is_left_alone(
+    name: str, on_own_cores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(name, "7")
     before = dict(os.environ)
-    wait_without_spinning()
+    choose_waiting(on_own_cores=on_own_cores)
     assert dict(os.environ) == before
 
 
-def test_the_library_that_torch_loads_reads_the_policy_when_it_is_set_before() -> None:
+@pytest.mark.parametrize(
+    ("on_own_cores", "shown"), [(False, rb"OMP_WAIT_POLICY = 'PASSIVE'"), (True, rb"GOMP_SPINCOUNT = '10000'")]
+)
+def test_the_library_that_torch_loads_reads_it_when_it_is_set_before(on_own_cores: bool, shown: bytes) -> None:
     # OpenMP prints what it has read when it is loaded.
-    code = "from actors.process.openmp import wait_without_spinning as wait; wait(); import torch"
+    code = f"from actors.process.openmp import choose_waiting as wait; wait(on_own_cores={on_own_cores}); import torch"
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_", "KMP_"))}
-    shown = subprocess.run(
-        [sys.executable, "-c", code], env=environment | {"OMP_DISPLAY_ENV": "true"}, capture_output=True, check=True
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment | {"OMP_DISPLAY_ENV": "verbose"}, capture_output=True, check=True
     )
-    assert re.search(rb"OMP_WAIT_POLICY = 'PASSIVE'", shown.stderr), shown.stderr
+    assert re.search(shown, ended.stderr), ended.stderr
 
 
 def test_the_modules_of_engine_and_rank_actors_do_not_load_torch_before_it_is_set() -> None:
