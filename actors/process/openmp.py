@@ -9,7 +9,7 @@ _WAIT_POLICY: Final = "OMP_WAIT_POLICY"
 _SPIN_COUNT: Final = "GOMP_SPINCOUNT"
 _BLOCK_TIME: Final = "KMP_BLOCKTIME"
 _NUM_SPINS: Final = 10_000
-"""About 0.25 ms: longer than Python needs between two operators, so that a step's threads need not be woken for each."""
+"""About 0.25 ms, longer than Python needs between two operators: threads are not woken for each of a step's."""
 _BLOCK_TIME_MS: Final = 1
 """The shortest time that Intel's library can be told in every version, besides none."""
 

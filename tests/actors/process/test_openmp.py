@@ -1,4 +1,4 @@
-"""OpenMP's threads sleep while they have no work, at once or after a moment, unless the environment says how they wait."""
+"""OpenMP's threads soon sleep while they have no work, unless the environment says how they wait."""
 
 from __future__ import annotations
 
