@@ -33,6 +33,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.model_fixtures")
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the figures that tests have noted by record_property("figure", text), which pytest keeps to itself."""
+    reports = [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]
+    figures = [text for report in reports for name, text in getattr(report, "user_properties", []) if name == "figure"]
+    if figures:
+        terminalreporter.section("figures")
+        for text in figures:
+            terminalreporter.write_line(str(text))
+
+
 def pytest_collection_finish() -> None:
     """Thousands of tests and the libraries that they import stay: no collection of garbage has to walk them again."""
     gc.collect()
