@@ -41,6 +41,7 @@ from actors.model.loader import choose_device
 from actors.model_facts import ModelFacts
 from actors.process.cpu_binding import ComputeThreads, CpuBinding, CpuShare, decide_binding, read_host_cpus
 from actors.process.loop_watch import LoopWatch
+from actors.process.openmp import call_in_ending_thread
 from actors.process.profiling import EngineProfiler
 from actors.ranks.process_ranks import ProcessRanks
 from actors.ranks.rank_launcher import RankLauncher
@@ -122,7 +123,7 @@ class EngineServer:
 
     async def report_attention(self) -> AttentionReport:
         """Return which orders of keys suit this machine; before start()."""
-        return await asyncio.to_thread(report_attention, self._config)
+        return await call_in_ending_thread(report_attention, self._config)
 
     async def start(self, host: str, key_order: str | None = None) -> str:
         """Load, warm up and listen on a free port of `host`; returns host:port.
@@ -157,7 +158,7 @@ class EngineServer:
         self._server.add_generic_rpc_handlers(handlers)
         address = f"{host}:{listen(self._server, f'{host}:0', self._trust.tls)}"
         identity = EngineAddress(self._engine_id, self._incarnation, address)
-        core = self._started_core = await asyncio.to_thread(
+        core = self._started_core = await call_in_ending_thread(
             build_engine_core,
             self._config,
             identity,

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from typing import Final
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _WAIT_POLICY: Final = "OMP_WAIT_POLICY"
 _SPIN_COUNT: Final = "GOMP_SPINCOUNT"
@@ -31,3 +38,16 @@ def choose_waiting(*, on_own_cores: bool) -> None:
         os.environ[_BLOCK_TIME] = str(_BLOCK_TIME_MS)
     else:
         os.environ[_WAIT_POLICY] = "PASSIVE"
+
+
+async def call_in_ending_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function that computes with torch in a thread that ends with the call, and return its result.
+
+    Every thread that computes has threads of OpenMP's of its own until it ends. GNU's library counts those of all
+    threads, and hardly spins any more once they are more than the cores.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="start")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, partial(function, *args, **kwargs))
+    finally:
+        thread.shutdown(wait=False)

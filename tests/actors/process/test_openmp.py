@@ -42,3 +42,30 @@ def test_the_modules_of_engine_and_rank_actors_do_not_load_torch_before_it_is_se
     code = "import sys, actors.engine_actor, actors.ranks.ray_executor; print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
     assert shown.stdout.strip() == b"False"
+
+
+def test_a_thread_that_ends_leaves_no_threads_of_openmp_behind() -> None:
+    code = """
+import asyncio, os, time, torch
+from actors.process.openmp import call_in_ending_thread
+
+def compute():
+    torch.set_num_threads(3)
+    torch.ones(4_000_000).sigmoid_()
+    return len(os.listdir("/proc/self/task"))
+
+async def main():
+    during = await call_in_ending_thread(compute)
+    deadline_s = time.monotonic() + 10
+    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.01)
+    print(during - before, len(os.listdir("/proc/self/task")) - before)
+
+torch.set_num_threads(3)  # This starts threads of another library's, which stay.
+before = len(os.listdir("/proc/self/task"))
+asyncio.run(main())
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    during, after = map(int, shown.stdout.split())
+    assert during >= 2, "the computation had no threads of its own, so nothing is shown"
+    assert after == 0
