@@ -1,4 +1,4 @@
-"""What a simulation has found: each request's times, and totals. Values only.
+"""Holds the result of a simulation: each request's times, and totals. Values only.
 
 Times are in seconds; times of day count from the beginning of the workload.
 """
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 
 class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
-    """What a client has seen of one request.
+    """One request, as its client has seen it.
 
     first_token_s, end_s: NEVER if there was none
     num_output_tokens:    those that came
@@ -95,7 +95,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class EngineTotals:
-    """What one engine did, over all of its incarnations.
+    """The work of one engine, over all of its incarnations.
 
     busy_s:             seconds in steps
     served_s:           seconds in which it was there for requests
