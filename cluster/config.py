@@ -22,6 +22,7 @@ from cluster.routing.engine_connection import EngineRole
 from cluster.settings.ingress import IngressConfig
 from cluster.settings.internal_tls import InternalTlsConfig, require_absolute
 from cluster.settings.kubernetes import KubernetesConfig
+from cluster.settings.planning import PlannerConfig
 from cluster.settings.restarts import RestartConfig
 from cluster.settings.routing import RoutingConfig
 from kv_transfer.config import KVTransferConfig
@@ -128,6 +129,7 @@ class ClusterConfig(_Settings):
     )
     routing: RoutingConfig = Field(RoutingConfig(), description="The choice of the engines that serve a request.")
     slo: SloConfig = Field(SloConfig(), description="Latencies to aim at, for requests that name no aims of their own.")
+    planner: PlannerConfig = Field(PlannerConfig(), description="The choice of the numbers of engines and their roles.")
     ingress: IngressConfig = Field(IngressConfig(), description="The ingresses, to which clients connect.")
     controller: ControllerConfig = Field(ControllerConfig(), description="Nodes where the controller may run.")
     restarts: RestartConfig = Field(RestartConfig(), description="Restarts of engines and ingresses that die.")

@@ -23,6 +23,7 @@ from cluster.errors import ClusterError, ControllerUnavailable
 from cluster.observability.request_records import FoundRecords, RecordQuery
 from cluster.observability.routing_figures import NOTHING_ROUTED, RoutingSummary
 from cluster.observability.status import ControllerView, ingress_name
+from cluster.planning.offered_load import LoadWindow
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.text.torch_free import without_torch
@@ -237,6 +238,10 @@ class IngressActor:
     async def find_records(self, query: RecordQuery) -> list[bytes]:
         """Return the records that this ingress has of a request."""
         return self._process.find_records(query)
+
+    async def offered_load(self, number: int) -> list[LoadWindow]:
+        """Return the complete windows of offered load from this number on, for the planner."""
+        return self._process.offered_load(number)
 
     async def drain(self, grace_s: float) -> None:
         """Stop the servers: running requests get grace_s to end, then they are aborted."""

@@ -24,6 +24,8 @@ from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.observability.request_records import RecordQuery
 from cluster.observability.routing_figures import RoutingSummary, merged
 from cluster.observability.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
+from cluster.planning.offered_load import LoadWindow, OfferedLoad
+from cluster.planning.plan_record import PlannerMode
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.serving import Serving
@@ -73,6 +75,8 @@ class IngressProcess:
         self._grpc_server: IngressServer | None = None
         self._http_server: HttpServer | None = None
         self._serving: Serving | None = None
+        has_planner = config.planner.mode is not PlannerMode.NONE
+        self._offered = OfferedLoad(config.planner.interval_s, time.time()) if has_planner else None
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through a pair of engines, by sessions only for it. Raises CanaryFailed.
@@ -122,6 +126,10 @@ class IngressProcess:
         """Return the records that this ingress has of a request, as RequestRecord.to_bytes()."""
         return [] if self._serving is None else self._serving.find_records(query)
 
+    def offered_load(self, number: int) -> list[LoadWindow]:
+        """Return the complete windows of offered load from this number on; none if there is no planner."""
+        return [] if self._offered is None else self._offered.since(number, time.time())
+
     def routing_summary(self) -> RoutingSummary:
         """Sum up how this ingress has routed requests. May be called from any thread."""
         return RoutingSummary() if self._serving is None else self._serving.records.summary()
@@ -141,6 +149,7 @@ class IngressProcess:
             self._sessions(),
             config.ingress,
             ingress=self._member.party.name,
+            offered=self._offered,
             migration_planner=self._migration_planner() if config.ingress.move_preempted else None,
         )
         serving.metrics.refused_messages = self._sessions().refused_messages

@@ -27,6 +27,7 @@ from cluster.errors import (
     Overloaded,
     PermissionDenied,
 )
+from cluster.observability.plan_metrics import metrics_of_plan
 from cluster.observability.routing_figures import WAYS, WINDOW_S, RoutingSummary
 from cluster.observability.status import ClusterView, EngineView
 from kv_transfer.links.refused_messages import RefusedMessages
@@ -223,6 +224,8 @@ def _of_cluster(view: ClusterView) -> Iterator[Metric]:
     yield engines
     documentation = "1 if the controller answers this ingress, 0 if it does not."
     yield GaugeMetricFamily("raypd_controller_up", documentation, float(not view.controller.error))
+    if view.controller.plan is not None:
+        yield from metrics_of_plan(view.controller.plan)
     yield from _of_engines([engine for engine in view.engines if engine.stats is not None], view.now_s)
 
 

@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from cluster.errors import AllowanceSpent, DeadlineUnreachable, Overloaded
 from cluster.observability.record_store import RecordStore
 from cluster.observability.record_writer import RecordWriter
 from cluster.observability.routing_figures import RoutingFigures, RoutingSummary
 from cluster.observability.stopwatch import Stopwatch
+from cluster.planning.offered_load import OfferedLoad, OfferedRequest
+from cluster.routing.request_record import RequestRecord
 
 MAX_FOUND: Final = 32
 """The most records that one search returns."""
@@ -63,8 +66,24 @@ class FoundRecords:
 class RequestRecords:
     """The records of the requests of one ingress, those in flight and the last ones that have ended."""
 
-    def __init__(self, ingress: str, store: RecordStore, clock: Callable[[], float] = time.monotonic) -> None:
-        """ingress: its name, which is in every record; clock: monotonic seconds, for the window of the figures"""
+    def __init__(
+        self,
+        ingress: str,
+        store: RecordStore,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        offered: OfferedLoad | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Begin without records.
+
+        ingress:    its name, which is in every record
+        clock:      monotonic seconds, for the window of the figures
+        offered:    gets what was offered, for the planner; None if there is no planner
+        wall_clock: Unix time in seconds, for the windows of the offered load
+        """
+        self.offered = offered
+        self._wall_clock = wall_clock
         self._ingress = ingress
         self._store = store
         self._figures = RoutingFigures()
@@ -80,15 +99,41 @@ class RequestRecords:
         """Keep the request's record when the context is left. A request that no engine got leaves none."""
         try:
             yield
+        except (Overloaded, DeadlineUnreachable) as refusal:
+            # A client at its own limit would be refused by a larger cluster as well.
+            if self.offered is not None and not isinstance(refusal, AllowanceSpent) and not stopwatch.num_tokens:
+                self._note_refusal(self.offered, writer)
+            raise
         finally:
             if writer.has_attempts:
                 record = writer.record(self._ingress, stopwatch)
                 self._figures.add(record, self._clock())
                 self._store.put(record)
+                self._note_end(record)
+
+    def size(self, writer: RecordWriter, num_prompt_tokens: int) -> None:
+        """Note the length of a request's prompt, which is valid, before the request is admitted or refused."""
+        if self.offered is not None and not writer.num_prompt_tokens:
+            self.offered.arrive(self._wall_clock(), num_prompt_tokens)
+        writer.num_prompt_tokens = num_prompt_tokens
 
     def summary(self) -> RoutingSummary:
         """Sum up how this ingress has routed; may be called from any thread."""
         return self._figures.summary(self._clock())
+
+    def _note_refusal(self, offered: OfferedLoad, writer: RecordWriter) -> None:
+        now_s = self._wall_clock()
+        if not writer.num_prompt_tokens:
+            offered.arrive(now_s)
+        offered.refuse(now_s)
+
+    def _note_end(self, record: RequestRecord) -> None:
+        if self.offered is None or not record.num_output_tokens:
+            return
+        computing = record.attempts[-1].computing
+        num_cached = 0 if computing is None else min(computing.num_cached_tokens, record.num_prompt_tokens)
+        ended = OfferedRequest(record.arrived_at_s, record.num_prompt_tokens, num_cached, record.num_output_tokens)
+        self.offered.end(ended, self._wall_clock())
 
     def find(self, query: RecordQuery, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[bytes]:
         """Return the records that a query asks for, the oldest first.

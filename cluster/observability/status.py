@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.observability.routing_figures import NOTHING_ROUTED, RoutingSummary
+from cluster.planning.plan_record import PlanRecord
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.pairing import RefusedPair
 
@@ -117,6 +118,7 @@ class ControllerView:
 
     update: the progress of the rolling update under way, and what delays it; "" if none is under way
     error:  why the controller did not answer; "" if it did
+    plan:   the planner's newest decision; None if there is no planner, or it has not decided yet
     """
 
     engines: tuple[EngineView, ...] = ()
@@ -124,6 +126,7 @@ class ControllerView:
     ingresses: tuple[IngressView, ...] = ()
     update: str = ""
     error: str = ""
+    plan: PlanRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from cluster.observability.request_records import RecordQuery, RequestRecords
 from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch
 from cluster.parameters.generation import GenerateChunk, GenerateRequest
+from cluster.planning.offered_load import OfferedLoad
 from cluster.requests.in_flight import InFlight
 from cluster.requests.ledger import open_ledger
 from cluster.requests.migration import MigrationPlanner
@@ -67,6 +68,7 @@ class Serving:
         retry_delay_s: float = 1.0,
         migration_planner: MigrationPlanner | None = None,
         ingress: str = "",
+        offered: OfferedLoad | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take no request yet.
@@ -77,6 +79,7 @@ class Serving:
         retry_delay_s:     the delay that a refused client is told before any request has ended
         migration_planner: chooses where preempted requests migrate to; None: they stay where they are
         ingress:           the name of the ingress, for the records of its requests
+        offered:           gets what was offered, for the planner; None if there is no planner
         clock:             monotonic seconds
         """
         self._versions = versions
@@ -88,7 +91,9 @@ class Serving:
         self._image_budget = ImageBudget(settings.images.max_input_in_flight_mib << 20, retry_delay_s)
         self._clock = clock
         self.records = RequestRecords(
-            ingress, RecordStore(settings.max_request_records, settings.request_records_mib << 20)
+            ingress,
+            RecordStore(settings.max_request_records, settings.request_records_mib << 20),
+            offered=offered,
         )
         self.metrics = ServingMetrics(self.records.summary)
         self._recovery_policy = RecoveryPolicy(settings.max_attempts, settings.recovery_timeout_s)
@@ -152,6 +157,7 @@ class Serving:
             router, turns = prompt.router(router), prompt.turns
         in_flight.ledger.take_images(engine_request)
         num_prompt_tokens = len(engine_request.prompt_token_ids)
+        self.records.size(in_flight.record, num_prompt_tokens)
         if prompt is not None and prompt.is_computed:
             in_flight.ledger.take_prompt(1, num_charged_tokens=0)
         else:
@@ -167,7 +173,7 @@ class Serving:
             turns,
             record=in_flight.record,
         )
-        in_flight.record.model_version, in_flight.record.num_prompt_tokens = engines.model.version, num_prompt_tokens
+        in_flight.record.model_version = engines.model.version
         tokenizer = engines.model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
         return PreparedRequest(engines, engine_request, in_flight.recovery, output_processor, in_flight, prompt)

@@ -79,6 +79,11 @@ class StepPrediction:
         self._decode, self._prefill, self._mixed = tuple(decode), tuple(prefill), tuple(mixed)
         self.decode_sigma, self.prefill_sigma = max(decode_sigma, _MIN_SIGMA), max(prefill_sigma, _MIN_SIGMA)
 
+    @property
+    def coefficients(self) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
+        """The coefficients of steps that decode, that prefill, and that do both, in the order of FEATURES."""
+        return self._decode, self._prefill, self._mixed
+
     def decode_step_s(self, num_decodes: float, num_context_tokens: float) -> float:
         """Return the seconds of a step in which so many requests decode; the context is summed over them."""
         costs = self._decode

@@ -13,6 +13,7 @@ from rich.markup import escape
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import CallFailed, GenerateClient
 from cluster.commands.status.cost_tables import render_costs
+from cluster.commands.status.plan_table import render_plan
 from cluster.commands.status.routing_tables import render_routing
 from cluster.commands.status.wide_table import WideTable, age
 
@@ -82,6 +83,7 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
         parts.append(_spec_decoding(status.engines))
     if any(engine.HasField("adapters") for engine in status.engines):
         parts.append(_adapters(status.engines))
+    parts += render_plan(status)
     parts += render_routing(status)
     if status.ingresses:
         parts.append(_ingresses(status.ingresses))

@@ -27,6 +27,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
 from cluster.observability.request_records import FoundRecords, RecordQuery
 from cluster.observability.status import ControllerView
+from cluster.planning.plan_record import PlannerMode
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.controller.first_start import FirstStart, warn_of_lost_stores
 from cluster.pool.controller.operations import Operations
@@ -41,6 +42,7 @@ from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.ingresses.ingress_starter import IngressStarter
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
+from cluster.pool.planning.planner_rounds import PlannerRounds
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.leftovers import sweep
 from cluster.pool.ray_objects.object_names import engine_actor_name, ingress_actor_name, placement_group_name
@@ -87,6 +89,9 @@ class Controller:
             self._has_news.set,
             trust,
         )
+        self._planner = PlannerRounds(
+            config, self._fleet, self._ingresses, self._journal, self._save, self._has_news.set
+        )
         self._operations = Operations(
             config,
             self._models,
@@ -96,6 +101,7 @@ class Controller:
             trust,
             self._save,
             self._has_news.set,
+            self._planner.note_manual_change,
         )
         self._fleet.wanted = wanted_slots({role: config.group(role).count for role in EngineRole})
         self._is_open = False
@@ -154,6 +160,7 @@ class Controller:
         self._journal.add("go on after the controller's death")
         self._fleet.wanted, self._is_open = list(state.wanted), state.facts is not None
         self._models.restore(state.model_directories)
+        self._planner.memory, self._planner.num_manual_changes = state.plan_memory, state.num_manual_changes
         await self._ingresses.restore(state.ingresses, state.membership, state.facts)
         self._fleet.cordoned = set(state.cordoned)
         self._fleet.may_prove.set()
@@ -189,6 +196,7 @@ class Controller:
         self._is_stopping.set()
         self._has_news.set()
         await self._settle()
+        self._planner.close()
         await asyncio.gather(*self._tasks)
         await self._ingresses.stop(self._config.drain_timeout_s)
         await self._fleet.stop()
@@ -225,7 +233,11 @@ class Controller:
         engines = await engine_views(self._fleet, self._policy, time.time())
         update = self._update_under_way()
         return ControllerView(
-            engines, self._journal.decisions, self._ingresses.views(), "" if update is None else str(update)
+            engines,
+            self._journal.decisions,
+            self._ingresses.views(),
+            "" if update is None else str(update),
+            plan=self._planner.record,
         )
 
     async def find_records(self, query: RecordQuery, asker: str) -> FoundRecords:
@@ -250,6 +262,9 @@ class Controller:
             "looking after ingresses", self._look_after_ingresses, lambda: self._wait_for_stop(interval_s)
         )
         self._tasks = [asyncio.create_task(engines), asyncio.create_task(ingresses)]
+        if self._config.planner.mode is not PlannerMode.NONE:
+            planning = rounds.repeat("planning", self._planner.look, lambda: self._wait_for_stop(interval_s))
+            self._tasks.append(asyncio.create_task(planning))
 
     async def _wait_for_news(self, timeout_s: float) -> None:
         try:
@@ -320,4 +335,6 @@ class Controller:
             cordoned=frozenset(self._fleet.cordoned),
             decisions=self._journal.decisions,
             trust_generation=self._trust.generation,
+            plan_memory=self._planner.memory,
+            num_manual_changes=self._planner.num_manual_changes,
         )

@@ -43,8 +43,15 @@ class Operations(OperatorVerbs):
         trust: ClusterTrust,
         save: Callable[[], Awaitable[None]],
         on_change: Callable[[], None],
+        note_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """save: saves the controller's state; on_change: begins the next round at once"""
+        """Take no change yet.
+
+        save:        saves the controller's state
+        on_change:   begins the next round at once
+        note_change: tells the planner that an operator has changed the wanted engines or a role
+        """
+        self._note_change = note_change
         self._config = config
         self._models = models
         self._fleet = fleet
@@ -58,6 +65,7 @@ class Operations(OperatorVerbs):
     async def scale(self, counts: Mapping[EngineRole, int]) -> list[str]:
         """Set the wanted number of engines of some roles. Returns the ids of all engines that are wanted now."""
         self._fleet.wanted = scaled_slots(self._fleet.wanted, counts)
+        self._note_change()
         asked = ", ".join(f"{count} {role.value}" for role, count in counts.items())
         self._journal.add(f"scale to {asked}: asked for")
         await self._changed()
@@ -70,6 +78,7 @@ class Operations(OperatorVerbs):
         """
         engine = self._fleet.serving(engine_id)
         if for_good:
+            self._note_change()
             self._fleet.wanted = [slot for slot in self._fleet.wanted if slot != engine.slot]
         await self._fleet.drain(engine, "asked for")
         await self._changed()
@@ -96,6 +105,7 @@ class Operations(OperatorVerbs):
     async def set_role(self, engine_id: str, role: EngineRole) -> None:
         """Change an engine's role; the engine finishes the requests that it has. Raises UnknownEngine."""
         await self._fleet.set_role(self._fleet.serving(engine_id), role)
+        self._note_change()
 
     async def reset_prefix_cache(self, engine_id: str, *, preempt: bool) -> dict[str, bool]:
         """Empty engines' prefix caches, as EngineFleet.reset_prefix_cache(). Raises UnknownEngine, EngineRefused."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ray
 from ray.experimental import internal_kv
@@ -17,6 +17,7 @@ from ray.experimental import internal_kv
 from actors.model_facts import ModelFacts
 from actors.process.ray_calls import FailureKind, RayCallFailed, ask_head, on_thread
 from cluster.observability.status import Decision
+from cluster.planning.plan_record import PlanMemory
 from cluster.pool.engine_slots import Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import SavedEngine
 from cluster.pool.ingresses.ingress_incarnation import SavedIngress
@@ -42,6 +43,8 @@ class SavedState:
     facts:             the model's facts once clients were let in; None before
     cordoned:          ids of the nodes on which nothing is started, since they were drained
     trust_generation:  the generation of the newest secrets that were given out (TrustMaterial.generation)
+    plan_memory:       what the planner remembers
+    num_manual_changes: how often operators have changed the fleet, for the planner
     """
 
     wanted: tuple[Slot, ...]
@@ -55,6 +58,8 @@ class SavedState:
     cordoned: frozenset[str]
     decisions: tuple[Decision, ...]
     trust_generation: int = 0
+    plan_memory: PlanMemory = field(default_factory=PlanMemory)
+    num_manual_changes: int = 0
 
 
 class StateStore:

@@ -30,6 +30,7 @@ from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
 from cluster.pool.owned_tasks import OwnedTasks
+from cluster.pool.planning.switch_clock import SwitchClock
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.ray_actors import one_line
 from cluster.pool.ray_objects.ray_nodes import alive_nodes
@@ -44,9 +45,7 @@ Pair = tuple[EngineDescriptor | None, EngineDescriptor]
 _SILENT_NODE_S: Final = 90.0
 """The time for which a node with a silent engine is avoided: longer than Ray's default (65 s) to detect a dead node."""
 _NUM_IDLE_LOOKS: Final = 2
-"""A draining engine counts as idle after this number of idle heartbeats in a row: requests that an ingress sent before
-the drain may arrive after the first one.
-"""
+"""A draining engine is idle after this number of idle heartbeats in a row: requests sent before may arrive late."""
 _WATCHED: Final = frozenset({EngineState.READY, EngineState.DRAINING})
 
 
@@ -99,6 +98,7 @@ class EngineFleet:
         """Ids of the nodes on which no engine may start."""
         self.membership = Membership(0, ())
         self.progress = ProgressLog()
+        self.switch_clock = SwitchClock()
         self.may_prove = asyncio.Event()
         """Set once canaries may be sent: at the first start when all engines have loaded, since canaries need pairs."""
 
@@ -196,16 +196,16 @@ class EngineFleet:
     async def drain(self, engine: EngineIncarnation, reason: str) -> None:
         """Give an engine no new requests; it is removed once it is idle, or after drain_timeout_s."""
         engine.state = EngineState.DRAINING
-        engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
+        engine.limit_drain()
         self._journal.add(f"drain {engine.engine_id}, incarnation {engine.incarnation}: {reason}")
         await self.publish(self.membership.with_draining(*engine.key))
 
-    async def set_role(self, engine: EngineIncarnation, role: EngineRole) -> None:
+    async def set_role(self, engine: EngineIncarnation, role: EngineRole, reason: str = "asked for") -> None:
         """Change an engine's role and publish the new membership; see role_change.py. Raises EngineRefused."""
         await engine.set_role(role)
         self.roles[engine.slot] = role
         membership = change_role(engine, role, self.membership)
-        self._journal.add(f"let {engine.engine_id} serve as {role.value}: asked for")
+        self._journal.add(f"let {engine.engine_id} serve as {role.value}: {reason}")
         await self.publish(membership)
 
     async def load_adapter(self, adapter: Adapter) -> list[str]:
@@ -283,6 +283,7 @@ class EngineFleet:
     async def _admit(self, engine: EngineIncarnation) -> None:
         assert engine.descriptor is not None
         engine.state = EngineState.READY
+        self.switch_clock.note_start(engine.age_s)
         self._journal.add(f"let {engine.engine_id}, incarnation {engine.incarnation} serve: its canary was right")
         self._watches.start(self._keep_looking(engine))
         await self.publish(self.membership.with_model(self._served_model(engine)).with_engine(engine.descriptor))
@@ -333,6 +334,7 @@ class EngineFleet:
                 is_late = asyncio.get_running_loop().time() >= engine.drain_until_s
                 num_idle_looks = num_idle_looks + 1 if engine.is_idle else 0
                 if num_idle_looks == _NUM_IDLE_LOOKS or is_late:
+                    self.switch_clock.note_drain(engine.drained_s)
                     engine.state = EngineState.DRAINED
                     self._on_change()
 
@@ -364,7 +366,7 @@ class EngineFleet:
             self._engines[one.slot] = engine
             self._journal.add(f"go on with {engine.engine_id}, incarnation {engine.incarnation}: it was {one.state}")
             if one.state is EngineState.DRAINING:
-                engine.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
+                engine.limit_drain()
             if one.state in _WATCHED:
                 self._watches.start(self._keep_looking(engine))
             else:

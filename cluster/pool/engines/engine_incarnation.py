@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.adapter import Adapter
 from actors.engine_actor import EngineActor, EngineHealth, EngineReady
 from actors.engine_profile import EngineProfile
@@ -126,6 +127,27 @@ class EngineIncarnation:
     def node_id(self) -> str:
         """Ray's id of the engine's node; before the model is loaded, of the preferred node, and "" if there is none."""
         return self._preferred_node_id if self.ready is None else self.ready.node_id
+
+    @property
+    def stats(self) -> SchedulerStats | None:
+        """The newest counters; None if none have come."""
+        return None if self._health is None else self._health.stats
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the decision to start the engine, or since this controller has found it."""
+        return asyncio.get_running_loop().time() - self._begun_at_s
+
+    @property
+    def drained_s(self) -> float:
+        """Seconds since the begin of the drain; 0 if there is none."""
+        if self.drain_until_s is None:
+            return 0.0
+        return asyncio.get_running_loop().time() - self.drain_until_s + self._config.drain_timeout_s
+
+    def limit_drain(self) -> None:
+        """Let the drain begin now, and end after drain_timeout_s at the latest."""
+        self.drain_until_s = asyncio.get_running_loop().time() + self._config.drain_timeout_s
 
     @property
     def finds_no_room(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from actors.model_facts import ModelFacts
@@ -19,6 +19,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
 from cluster.observability.request_records import FoundRecords, RecordQuery, UnansweredIngress
 from cluster.observability.status import IngressView, ingress_name
+from cluster.planning.offered_load import LoadWindow
 from cluster.pool.cluster_trust import ClusterTrust
 from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation, SavedIngress
 from cluster.pool.ingresses.ingress_starter import IngressStarter
@@ -107,6 +108,16 @@ class IngressFleet:
                 unanswered.append(UnansweredIngress(ingress_name(view.number), reason[:_MAX_REASON_CHARS]))
         found = [data for answer in answers if not isinstance(answer, UnansweredIngress) for data in answer]
         return FoundRecords(tuple(found), tuple(unanswered))
+
+    async def offered_load(self, newest: Mapping[str, int]) -> dict[str, list[LoadWindow]]:
+        """Ask every ingress that lets clients in for its complete windows of offered load.
+
+        newest: the number of the newest window that each ingress has told, by its name; 0 if it is missing
+        Returns the windows since then by the ingress's name. An ingress that does not answer has an empty list.
+        """
+        asked = [one for one in self._table.begun() if one.is_open]
+        told = await asyncio.gather(*(_load_of(ingress, newest.get(ingress.name, 0) + 1) for ingress in asked))
+        return {ingress.name: windows for ingress, windows in zip(asked, told, strict=True)}
 
     # -- starting ------------------------------------------------------------------------------------------------
 
@@ -258,3 +269,13 @@ async def _records_of(ingress: IngressIncarnation, query: RecordQuery) -> list[b
     except RayCallFailed as failed:
         return UnansweredIngress(ingress.name, one_line(failed).splitlines()[0][:_MAX_REASON_CHARS])
     return found
+
+
+async def _load_of(ingress: IngressIncarnation, number: int) -> list[LoadWindow]:
+    try:
+        windows: list[LoadWindow] = await call(ingress.actor.offered_load, number, timeout_s=_RECORDS_TIMEOUT_S)
+    except RayCallFailed as failed:
+        fields = {"ingress": ingress.number, "error": str(failed)}
+        logger.warning("an ingress has not told its offered load", extra=fields)
+        return []
+    return windows

@@ -146,7 +146,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "migrations", "models", "update", "routing")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "migrations", "models", "update", "routing", "planner")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,7 @@ class GetStatusResponse(_message.Message):
     MODELS_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
+    PLANNER_FIELD_NUMBER: _ClassVar[int]
     model: str
     server_version: str
     membership_version: int
@@ -173,7 +174,52 @@ class GetStatusResponse(_message.Message):
     models: _containers.RepeatedCompositeFieldContainer[ModelVersionStatus]
     update: str
     routing: RoutingStatus
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., migrations: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ..., routing: _Optional[_Union[RoutingStatus, _Mapping]] = ...) -> None: ...
+    planner: PlannerStatus
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., migrations: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ..., routing: _Optional[_Union[RoutingStatus, _Mapping]] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ...) -> None: ...
+
+class PlannerStatus(_message.Message):
+    __slots__ = ("mode", "age_seconds", "action", "current", "target", "steps", "reason", "findings", "prefill_work", "decode_work", "prefill_work_high", "decode_work_high", "forecast_error", "least_engines", "estimated_by")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORK_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORK_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_WORK_HIGH_FIELD_NUMBER: _ClassVar[int]
+    DECODE_WORK_HIGH_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LEAST_ENGINES_FIELD_NUMBER: _ClassVar[int]
+    ESTIMATED_BY_FIELD_NUMBER: _ClassVar[int]
+    mode: str
+    age_seconds: float
+    action: str
+    current: EngineCounts
+    target: EngineCounts
+    steps: str
+    reason: str
+    findings: _containers.RepeatedScalarFieldContainer[str]
+    prefill_work: float
+    decode_work: float
+    prefill_work_high: float
+    decode_work_high: float
+    forecast_error: float
+    least_engines: int
+    estimated_by: str
+    def __init__(self, mode: _Optional[str] = ..., age_seconds: _Optional[float] = ..., action: _Optional[str] = ..., current: _Optional[_Union[EngineCounts, _Mapping]] = ..., target: _Optional[_Union[EngineCounts, _Mapping]] = ..., steps: _Optional[str] = ..., reason: _Optional[str] = ..., findings: _Optional[_Iterable[str]] = ..., prefill_work: _Optional[float] = ..., decode_work: _Optional[float] = ..., prefill_work_high: _Optional[float] = ..., decode_work_high: _Optional[float] = ..., forecast_error: _Optional[float] = ..., least_engines: _Optional[int] = ..., estimated_by: _Optional[str] = ...) -> None: ...
+
+class EngineCounts(_message.Message):
+    __slots__ = ("prefill", "decode", "both")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    BOTH_FIELD_NUMBER: _ClassVar[int]
+    prefill: int
+    decode: int
+    both: int
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., both: _Optional[int] = ...) -> None: ...
 
 class RoutingStatus(_message.Message):
     __slots__ = ("window_seconds", "requests", "requests_by_way", "regret", "regret_since_start", "ttft_error")

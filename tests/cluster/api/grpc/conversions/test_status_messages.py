@@ -9,6 +9,7 @@ from itertools import count
 from types import NoneType
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
+import msgspec
 from google.protobuf.message import Message
 
 from actors.core.outputs.scheduler_stats import PrefixCacheStats, SchedulerStats, SpecDecodingStats
@@ -17,6 +18,9 @@ from cluster.api.grpc.conversions.status_messages import source_of, status_to_pr
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.observability.routing_figures import RoutingSummary, RoutingTotals
 from cluster.observability.status import ClusterView, ControllerView, EngineView
+from cluster.planning.fleet_counts import FleetCounts
+from cluster.planning.plan_record import PlanAction, PlannerMode, PlanRecord, WorkForecast
+from cluster.planning.work_forecast import Forecast
 from kv_transfer.connector.store_steps import StoreStats
 from kv_transfer.transfer_stats import TransferStats
 
@@ -56,6 +60,12 @@ def _filled(hint: Any, numbers: Iterator[int]) -> Any:
     if hint is RoutingSummary:
         one = RoutingTotals((1, 2, 3, 4), 5.0, 6.0, (7,) * len(RoutingTotals().num_by_error))
         return RoutingSummary(one, one + one)
+    if hint is PlanRecord:
+        work = WorkForecast(Forecast(1.5, 1.0, 2.5), Forecast(3.5, 3.0, 4.5), last_error=0.25)
+        record = PlanRecord(
+            9.0, PlannerMode.ACT, FleetCounts(1, 2, 3), FleetCounts(4, 5, 6), PlanAction.CHANGE, "why", forecast=work
+        )
+        return msgspec.structs.replace(record, findings=("one",), least_engines=7, estimated_by="simulation")
     if issubclass(hint, enum.Enum):
         return next(iter(hint))
     if hint is bool:

@@ -1,0 +1,134 @@
+"""Chooses the fleet for a load: the cheapest one whose service meets the aims, with the price of the way to it.
+
+Many fleets are ranked by the closed form; few, around the best of these, are estimated by the simulator. All of them
+are compared on the same arrivals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from cluster.planning.candidate_fleets import candidates, clamped, neighbours
+from cluster.planning.engine_work import EngineSpeed, Work
+from cluster.planning.fleet_change import change_to, switch_cost
+from cluster.planning.fleet_counts import FleetCounts, FleetLimits
+from cluster.planning.fleet_estimate import ClosedFormEstimator, FleetEstimator, ServiceEstimate, attainable_aims
+from cluster.planning.load_bootstrap import DrawnLoad
+from cluster.planning.plan_record import CandidateRecord, PlanInputs
+
+_LONGEST_S: Final = 1e6
+"""JSON has no infinity."""
+_NUM_ROUNDS: Final = 4
+_NEARLY: Final = 0.01
+"""A fleet whose attainment is so little below another's serves as well."""
+
+
+class FleetChoice:
+    """The estimates of one tick: each fleet is estimated once."""
+
+    def __init__(
+        self, inputs: PlanInputs, speed: EngineSpeed, work: Work, load: DrawnLoad, estimator: FleetEstimator
+    ) -> None:
+        """Estimate nothing yet.
+
+        work: the work that is planned for, in engine-seconds per second; load: requests that bring it
+        aims: those that are set, as far as they are attainable; findings: where they are not, in words
+        """
+        self._inputs = inputs
+        self._speed = speed
+        self._work = work
+        self._load = load
+        self._estimator = estimator
+        self._screen = ClosedFormEstimator()
+        self._estimates: dict[FleetCounts, ServiceEstimate] = {}
+        self.aims, self.findings = attainable_aims(load.requests, speed, inputs.settings.aims)
+
+    def estimate(self, fleet: FleetCounts) -> ServiceEstimate:
+        """Return how well a fleet would serve the load."""
+        if fleet not in self._estimates:
+            self._estimates[fleet] = self._estimator.estimate(fleet, self._load, self._speed, self.aims)
+        return self._estimates[fleet]
+
+    def attains(self, fleet: FleetCounts) -> bool:
+        """Whether a fleet meets the aims for enough of the requests."""
+        return self.estimate(fleet).attainment >= self.aims.attainment
+
+    def cost_s(self, fleet: FleetCounts) -> float:
+        """Return what a fleet costs over the horizon, the way to it included, in engine-seconds."""
+        settings = self._inputs.settings
+        return settings.limits.cost(fleet) * settings.horizon_s + self.switch_cost_s(fleet)
+
+    def switch_cost_s(self, fleet: FleetCounts) -> float:
+        """Return what the way to a fleet costs, in engine-seconds."""
+        engines, times = self._inputs.engines, self._inputs.times
+        return switch_cost(change_to(fleet, engines), engines, times, self._speed.prompt_s(1.0, 1.0))
+
+    def recommended(self, least_cost: float = 0.0) -> FleetCounts:
+        """Return the fleet that would be best, before any rule. least_cost: fleets that cost less are left out
+
+        The search begins at the best fleet by the closed form. As long as that does not attain the aims, it goes on to
+        the best of its neighbours that cost no less; then it tries those that cost less.
+        """
+        limits, current = self._inputs.settings.limits, self._inputs.current
+        if not self._load.requests:
+            return least_fleet(limits)
+        wide = [one for one in candidates(self._work, current, limits) if limits.cost(one) >= least_cost]
+        best = self._best(wide, self._screened) if wide else clamped(current, limits)
+        considered = [best, *([current] if limits.allows(current) and limits.cost(current) >= least_cost else [])]
+        for _ in range(_NUM_ROUNDS):
+            is_enough, cost = self.attains(best), limits.cost(best)
+            considered += [
+                one
+                for one in dict.fromkeys(neighbours(best))
+                if limits.allows(one) and limits.cost(one) >= least_cost and (limits.cost(one) < cost) == is_enough
+            ]
+            found = self._best([one for one in dict.fromkeys(considered) if self._may_estimate(one)], self.estimate)
+            if found == best:
+                break
+            best = found
+        return best
+
+    def _may_estimate(self, fleet: FleetCounts) -> bool:
+        """Whether a fleet has its estimate, or gets it as one of those that a tick may make."""
+        if fleet not in self._estimates and len(self._estimates) >= self._inputs.settings.num_estimates:
+            return False
+        self.estimate(fleet)
+        return True
+
+    def records(self) -> tuple[CandidateRecord, ...]:
+        """Describe the fleets that were estimated, the cheapest first."""
+        limits = self._inputs.settings.limits
+        found = [
+            CandidateRecord(
+                fleet,
+                limits.cost(fleet),
+                one.attainment,
+                min(one.ttft_p99_s, _LONGEST_S),
+                min(one.itl_p99_s, _LONGEST_S),
+                self.switch_cost_s(fleet),
+            )
+            for fleet, one in self._estimates.items()
+        ]
+        return tuple(sorted(found, key=lambda one: (one.cost, one.fleet)))
+
+    def _screened(self, fleet: FleetCounts) -> ServiceEstimate:
+        return self._screen.estimate(fleet, self._load, self._speed, self.aims)
+
+    def _best(self, fleets: Sequence[FleetCounts], estimate: Callable[[FleetCounts], ServiceEstimate]) -> FleetCounts:
+        """Return the cheapest fleet that attains the aims; if none does, the cheapest of those that serve best."""
+        served = {fleet: estimate(fleet).attainment for fleet in fleets}
+        enough = min(self.aims.attainment, max(served.values()) - _NEARLY)
+        return min((fleet for fleet in fleets if served[fleet] >= enough), key=lambda one: (self.cost_s(one), one))
+
+
+def least_fleet(limits: FleetLimits) -> FleetCounts:
+    """Return the cheapest fleet that the limits allow."""
+    least = FleetCounts(limits.prefill.least, limits.decode.least, limits.both.least)
+    found = [
+        least,
+        least + FleetCounts(both=1),
+        *(least + FleetCounts(prefill=p, decode=d) for p in (0, 1) for d in (0, 1)),
+    ]
+    allowed = [fleet for fleet in found if limits.allows(fleet)]
+    return min(allowed, key=lambda fleet: (limits.cost(fleet), -fleet.prefill, fleet), default=least)

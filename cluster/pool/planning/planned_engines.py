@@ -1,0 +1,84 @@
+"""Describes a cluster's engines to the planner: their roles and states, and how fast they are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from actors.core.outputs.scheduler_stats import SchedulerStats
+from cluster.planning.engine_work import EngineSpeed
+from cluster.planning.fleet_change import PlannedEngine
+from cluster.pool.engine_slots import EngineState, Slot
+from cluster.routing.engine_connection import EngineRole
+from cluster.routing.load_book import DEFAULT_BATCHED_TOKENS, DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S
+from cluster.routing.step_prediction import StepFamily
+
+_LEAVING: Final = frozenset({EngineState.DRAINING, EngineState.DRAINED})
+
+
+def planned_engine(
+    slot: Slot, role: EngineRole, state: EngineState, stats: SchedulerStats | None, *, is_wanted: bool
+) -> PlannedEngine | None:
+    """Describe an engine; None if it is dead. stats: None if none have come; is_wanted: whether its slot is wanted"""
+    if state is EngineState.DEAD:
+        return None
+    is_leaving = state in _LEAVING or not is_wanted
+    load = None if stats is None else stats.load_report
+    return PlannedEngine(
+        slot.engine_id,
+        role,
+        is_serving=state is EngineState.READY,
+        is_leaving=is_leaving,
+        num_streams=0 if load is None else load.num_decodes,
+        num_cached_tokens=0 if stats is None else cached_tokens(stats),
+    )
+
+
+def cached_tokens(stats: SchedulerStats) -> int:
+    """Return the tokens of an engine's cache that later requests are expected to find there.
+
+    A cache whose prompts are never found is worth nothing, so it is the part of looked up tokens that were found, of
+    all tokens that the cache holds.
+    """
+    found = stats.prefix_cache_stats
+    part = found.hits / found.queries if found.queries else 0.0
+    return round(part * stats.num_blocks * stats.block_size)
+
+
+def missing_engines(
+    wanted: Iterable[Slot], there: Iterable[Slot], roles: Mapping[Slot, EngineRole]
+) -> list[PlannedEngine]:
+    """Describe the wanted slots without an engine: the next engine of such a slot is about to start."""
+    filled = set(there)
+    return [
+        PlannedEngine(slot.engine_id, roles.get(slot, slot.role), is_serving=False)
+        for slot in wanted
+        if slot not in filled
+    ]
+
+
+def engine_speed(stats: Mapping[str, SchedulerStats]) -> EngineSpeed | None:
+    """Return the speed of an engine as the engines of a cluster tell it, by id; None if none of them is sure yet.
+
+    Engines of one cluster are taken to be equal; where they differ, the smallest limits count.
+    """
+    family = StepFamily()
+    for engine_id, one in stats.items():
+        family.put(engine_id, one.step_costs)
+    prediction = next((found for name in stats if (found := family.prediction(name)) is not None), None)
+    loads = [one.load_report for one in stats.values() if one.load_report is not None]
+    if prediction is None or not loads:
+        return None
+    links = [link for load in loads for link in load.links]
+    bandwidths = [link.bytes_per_s for link in links if link.bytes_per_s]
+    round_trips = [link.round_trip_s for link in links if link.round_trip_s]
+    return EngineSpeed(
+        *prediction.coefficients,
+        max_num_batched_tokens=min(load.max_num_batched_tokens for load in loads) or DEFAULT_BATCHED_TOKENS,
+        max_num_seqs=max(min(load.max_num_seqs for load in loads), 1),
+        num_kv_tokens=min(load.num_blocks * load.block_size for load in loads),
+        kv_bytes_per_token=max(load.kv_bytes_per_token for load in loads),
+        link_bytes_per_s=sum(bandwidths) / len(bandwidths) if bandwidths else DEFAULT_BYTES_PER_S,
+        link_round_trip_s=sum(round_trips) / len(round_trips) if round_trips else DEFAULT_ROUND_TRIP_S,
+        sigma=max(prediction.decode_sigma, prediction.prefill_sigma),
+    )

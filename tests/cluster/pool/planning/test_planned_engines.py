@@ -1,0 +1,75 @@
+"""The planner is told of the engines and their speed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actors.core.outputs.scheduler_stats import LoadReport, PrefixCacheStats, SchedulerStats
+from actors.costs.step_cost_model import Residuals, StepCostModel
+from cluster.planning.fleet_change import PlannedEngine
+from cluster.pool.engine_slots import EngineState, Slot
+from cluster.pool.planning.planned_engines import cached_tokens, engine_speed, missing_engines, planned_engine
+from cluster.routing.engine_connection import EngineRole
+from kv_transfer.link_load import LinkLoad
+from tests.cluster.planning.plan_setup import COSTS
+
+PREFILL, DECODE = EngineRole.PREFILL, EngineRole.DECODE
+SLOT = Slot(PREFILL, 0)
+SURE = StepCostModel(
+    COSTS, tuple(Residuals(kind, 200, -0.1, 0.0, 0.1, 0.05) for kind in ("decode", "prefill", "mixed"))
+)
+LOAD = LoadReport(number=1, num_decodes=3, num_blocks=100, block_size=16, max_num_batched_tokens=512, max_num_seqs=32)
+
+
+def _stats(model: StepCostModel | None = SURE, load: LoadReport | None = LOAD) -> SchedulerStats:
+    cache = PrefixCacheStats(queries=1000, hits=250)
+    return SchedulerStats(num_blocks=100, block_size=16, prefix_cache_stats=cache, load_report=load, step_costs=model)
+
+
+@pytest.mark.parametrize(
+    ("state", "is_wanted", "is_serving", "is_leaving"),
+    [
+        (EngineState.READY, True, True, False),
+        (EngineState.READY, False, True, True),
+        (EngineState.PENDING, True, False, False),
+        (EngineState.STARTING, True, False, False),
+        (EngineState.DRAINING, True, False, True),
+        (EngineState.DRAINED, False, False, True),
+    ],
+)
+def test_states_become_serving_and_leaving(
+    state: EngineState, *, is_wanted: bool, is_serving: bool, is_leaving: bool
+) -> None:
+    assert planned_engine(SLOT, DECODE, state, None, is_wanted=is_wanted) == PlannedEngine(
+        "prefill-0", DECODE, is_serving=is_serving, is_leaving=is_leaving
+    )
+
+
+def test_a_dead_engine_is_not_told_but_its_wanted_slot_is() -> None:
+    assert planned_engine(SLOT, PREFILL, EngineState.DEAD, None, is_wanted=True) is None
+    told = missing_engines([SLOT, Slot(DECODE, 0)], [Slot(DECODE, 0)], {SLOT: DECODE})
+    assert told == [PlannedEngine("prefill-0", DECODE, is_serving=False)]
+
+
+def test_streams_and_useful_cached_tokens_come_from_the_counters() -> None:
+    engine = planned_engine(SLOT, PREFILL, EngineState.READY, _stats(), is_wanted=True)
+    assert engine == PlannedEngine("prefill-0", PREFILL, num_streams=3, num_cached_tokens=400)
+    assert cached_tokens(SchedulerStats(num_blocks=100, block_size=16)) == 0, "nothing was ever looked up"
+
+
+def test_the_speed_is_that_of_the_sure_models_and_the_smallest_limits() -> None:
+    small = replace(LOAD, num_blocks=50, max_num_seqs=8)
+    linked = replace(LOAD, links=(LinkLoad("d", 0, 2e9, 1e-4),), kv_bytes_per_token=64)
+    speed = engine_speed({"a": _stats(None, small), "b": _stats(SURE, linked)})
+    assert speed is not None
+    assert (speed.decode, speed.prefill, speed.mixed) == (COSTS, COSTS, COSTS)
+    assert (speed.num_kv_tokens, speed.max_num_seqs, speed.max_num_batched_tokens) == (800, 8, 512)
+    assert (speed.link_bytes_per_s, speed.link_round_trip_s, speed.kv_bytes_per_token) == (2e9, 1e-4, 64)
+
+
+def test_without_a_sure_model_there_is_no_speed() -> None:
+    assert engine_speed({"a": _stats(None)}) is None
+    assert engine_speed({"a": _stats(SURE, None)}) is None
+    assert engine_speed({}) is None
