@@ -19,8 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.core.requests.block_hash import BlockHash
-from cluster.bench.traces import BLOCK_TOKENS, read_trace
+from cluster.bench.traces import read_trace
 from cluster.routing.prefixes.prefix_index import DEFAULT_BYTES, PrefixIndex
+from cluster.traces.trace_request import BLOCK_TOKENS
 
 _BLOCK_SIZE = 16
 _ENGINE_BLOCKS = 33_000

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 from tokenizers import Tokenizer
 
 from cluster.bench.arrivals import PlannedRequest
-from cluster.bench.traces import BLOCK_TOKENS
 from cluster.errors import InvalidConfig
+from cluster.traces.trace_request import BLOCK_TOKENS
 
 _TokenT = TypeVar("_TokenT", int, str)
 MIN_TOKENS: Final = 16

@@ -58,8 +58,9 @@ def bench(
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Trace to replay: JSON lines with timestamp (ms), input_length, output_length and optionally hash_ids "
-            "(Mooncake), or Azure's CSV. With --request-rate, only the lengths of the trace are used.",
+            help="Trace to replay: what `raypd serve --request-trace` has written; JSON lines with timestamp (ms), "
+            "input_length, output_length and optionally hash_ids (Mooncake); or Azure's CSV. With --request-rate, only "
+            "the lengths of the trace are used.",
             rich_help_panel=_LOAD,
         ),
     ] = None,

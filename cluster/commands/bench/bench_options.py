@@ -88,7 +88,7 @@ class Benchmark:
         if options.trace is None:
             times = arrival_times(options.num_prompts, options.request_rate, options.burstiness, seed)
             return plan_random(times, Lengths(options.input_len, options.output_len, options.range_ratio), seed)
-        plan = read_trace(options.trace, options.num_prompts, options.trace_speed)
+        plan = read_trace(options.trace, options.num_prompts, options.trace_speed, seed=seed)
         if math.isinf(options.request_rate):
             return plan
         return retimed(plan, arrival_times(len(plan), options.request_rate, options.burstiness, seed))

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from cluster.bench.traces import BLOCK_TOKENS
+from cluster.traces.trace_request import BLOCK_TOKENS
 
 HASHED_TOKENS: Final = BLOCK_TOKENS
 """Tokens of a prompt for which there is one of WorkloadRequest.block_hashes."""
