@@ -182,7 +182,7 @@ def main(
         real_run, tables, num_kv_tokens = load(run, ops, shape, link_gb_per_s)
         found = validate(real_run, tables, num_kv_tokens, fit_requests)
     except InvalidConfig as error:
-        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"[red]{error}", highlight=False)
         raise typer.Exit(2) from error
     layout = real_run.layout
     title = f"{run}: requests {fit_requests + 1} to {len(real_run.requests)}, data parallel {layout.data_parallel_size}"

@@ -22,7 +22,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, ControllerUnavailable
 from cluster.observability.request_records import FoundRecords, RecordQuery
 from cluster.observability.routing_figures import NOTHING_ROUTED, RoutingSummary
-from cluster.observability.status import ControllerView, ingress_name
+from cluster.observability.status import ControllerView, RequestTraceView, ingress_name
 from cluster.planning.offered_load import LoadWindow
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
@@ -133,6 +133,7 @@ class IngressHealth:
     trust_generation:   the generation of the cluster's secrets that it has (TrustMaterial.generation)
     busy_s:             how long its event loop has been busy with one callback, in seconds; 0 while it answers
     routing:            how it has routed requests
+    request_trace:      the request trace that it writes; None: it writes none
     """
 
     membership_version: int = 0
@@ -140,6 +141,7 @@ class IngressHealth:
     trust_generation: int = 0
     busy_s: float = 0.0
     routing: RoutingSummary = NOTHING_ROUTED
+    request_trace: RequestTraceView | None = None
 
 
 def _outward_address() -> str:
@@ -212,6 +214,7 @@ class IngressActor:
             self._trust.generation,
             process.loop_watch.busy_s,
             process.routing_summary(),
+            process.request_trace(),
         )
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:

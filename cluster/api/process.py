@@ -23,7 +23,15 @@ from cluster.config import ClusterConfig
 from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
 from cluster.observability.request_records import RecordQuery
 from cluster.observability.routing_figures import RoutingSummary, merged
-from cluster.observability.status import ClusterView, ControllerView, ModelView, RequestView, merge_engines
+from cluster.observability.status import (
+    ClusterView,
+    ControllerView,
+    ModelView,
+    RequestTraceView,
+    RequestView,
+    merge_engines,
+)
+from cluster.observability.trace_writing.request_tracer import RequestTracer, start_tracer
 from cluster.planning.offered_load import LoadWindow, OfferedLoad
 from cluster.planning.plan_record import PlannerMode
 from cluster.requests.migration import MigrationPlanner
@@ -45,6 +53,8 @@ _CANARY_TIMEOUT_S = 60.0
 _CANARY_ENGINE_TIMEOUT_S = 10.0
 """An engine that has just started may stay silent for longer than one that serves."""
 _CONTROLLER_TIMEOUT_S = 2.0
+_TRACE_TIMEOUT_S = 2.0
+"""A drain waits so long for the disk that the request trace is on."""
 
 
 class IngressProcess:
@@ -77,6 +87,7 @@ class IngressProcess:
         self._serving: Serving | None = None
         has_planner = config.planner.mode is not PlannerMode.NONE
         self._offered = OfferedLoad(config.planner.interval_s, time.time()) if has_planner else None
+        self._tracer: RequestTracer | None = None
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through a pair of engines, by sessions only for it. Raises CanaryFailed.
@@ -134,6 +145,10 @@ class IngressProcess:
         """Sum up how this ingress has routed requests. May be called from any thread."""
         return RoutingSummary() if self._serving is None else self._serving.records.summary()
 
+    def request_trace(self) -> RequestTraceView | None:
+        """Return the counts of the request trace; None if none is written. May be called from any thread."""
+        return None if self._tracer is None else self._tracer.view()
+
     async def start(self, facts: ModelFacts) -> IngressPorts:
         """Start the gRPC and the HTTP server; returns their ports.
 
@@ -151,10 +166,13 @@ class IngressProcess:
             ingress=self._member.party.name,
             offered=self._offered,
             migration_planner=self._migration_planner() if config.ingress.move_preempted else None,
+            request_tracer=self._start_tracer(),
         )
         serving.metrics.refused_messages = self._sessions().refused_messages
         view = functools.partial(self._view, serving)
         settings = _grpc_server_settings(config.ingress)
+        if self._tracer is not None:
+            serving.metrics.request_trace = self._tracer.view
         if (tls := settings.tls) is not None:
             serving.metrics.certificate_ends_at_s = lambda: tls.ends_at_s
         self._grpc_server = IngressServer(serving, view, self._admin, settings)
@@ -218,6 +236,16 @@ class IngressProcess:
         self._versions.close()
         if self._pool is not None:
             await self._pool.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close, _TRACE_TIMEOUT_S)
+
+    def _start_tracer(self) -> RequestTracer | None:
+        settings, trust = self._config.ingress.request_trace, self._member.trust
+        if settings is not None:
+            key, now_s = BlockHashKey(trust.block_hash_key), time.time()
+            name = self._member.party.name
+            self._tracer = start_tracer(settings, name, key, now_s=now_s, monotonic_s=time.monotonic())
+        return self._tracer
 
     def _sessions(self) -> SessionPool:
         if self._pool is None:

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import math
+import os
 import socket
 import time
 from collections.abc import Iterable
@@ -75,11 +76,21 @@ def find_ingress_mistakes(ingress: IngressConfig, num_ingresses: int = 1) -> lis
 
 
 def find_ingress_file_mistakes(ingress: IngressConfig) -> list[str]:
-    """Return why an ingress could not use its certificates and tokens on this machine; empty if it could."""
+    """Return why an ingress could not use its files and directories on this machine; empty if it could."""
     mistakes = [] if ingress.tls is None else _tls_mistakes(ingress.tls)
     if ingress.tokens is not None:
         mistakes += _token_mistakes(ingress.tokens)
+    if ingress.request_trace is not None and (reason := why_not_write(ingress.request_trace.directory)) is not None:
+        mistakes.append(f"ingress.request_trace.directory: {reason}")
     return mistakes
+
+
+def why_not_write(directory: Path) -> str | None:
+    """Return why this process cannot make files in a directory that it may have to make; None if it can."""
+    there = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        return f"{there} is not a directory"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written to by this user"
 
 
 def find_memory_mistakes(config: ClusterConfig, free_bytes: int | None = None) -> list[str]:

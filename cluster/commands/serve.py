@@ -61,6 +61,13 @@ def serve(
         typer.Option(help="File of the bearer tokens that are accepted, see `raypd token`; default: none are needed."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow listening beyond loopback without TLS.")] = False,
+    request_trace: Annotated[
+        Path | None,
+        typer.Option(
+            help="Directory for a trace of all requests (times, lengths, engines; no texts), which `raypd bench "
+            "--trace` replays; default: none is written."
+        ),
+    ] = None,
     ray_address: RayAddress = None,
     detach: Annotated[
         bool,
@@ -93,6 +100,7 @@ def serve(
             "tls": {"certificate": _path(tls_cert), "key": _path(tls_key), "client_ca": _path(tls_client_ca)},
             "tokens": _path(tokens),
             "insecure": insecure or None,
+            "request_trace": {"directory": _path(request_trace)},
         },
         "ray": {"address": ray_address},
     }

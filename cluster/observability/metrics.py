@@ -29,7 +29,7 @@ from cluster.errors import (
 )
 from cluster.observability.plan_metrics import metrics_of_plan
 from cluster.observability.routing_figures import WAYS, WINDOW_S, RoutingSummary
-from cluster.observability.status import ClusterView, EngineView
+from cluster.observability.status import ClusterView, EngineView, RequestTraceView
 from kv_transfer.links.refused_messages import RefusedMessages
 from kv_transfer.transfer_stats import TransferStats
 
@@ -77,6 +77,8 @@ class ServingMetrics:
         self.e2e_s = Histogram(_E2E_BUCKETS_S)
         self.certificate_ends_at_s: Callable[[], float] | None = None
         """Returns the Unix time at which the server's certificate expires; None without TLS."""
+        self.request_trace: Callable[[], RequestTraceView] | None = None
+        """Returns the counts of the request trace; None if none is written."""
         self.refused_messages = RefusedMessages()
         """Counts the malformed messages that engines send to this ingress."""
 
@@ -141,6 +143,13 @@ class ServingMetrics:
                 "Unix time in seconds at which the server's certificate in use expires.",
             )
             yield GaugeMetricFamily(name, documentation, self.certificate_ends_at_s())
+        if self.request_trace is not None:
+            documentation = "Lines of the request trace that were written, or dropped as the disk was slow or full."
+            lines = CounterMetricFamily("raypd_request_trace_lines", documentation, labels=["result"])
+            view = self.request_trace()
+            lines.add_metric(["written"], view.num_lines)
+            lines.add_metric(["dropped"], view.num_dropped_lines)
+            yield lines
         documentation = "Time from a request's arrival to its end, in seconds."
         yield self.e2e_s.family("raypd_request_duration_seconds", documentation)
         yield from _of_routing(self._routing())

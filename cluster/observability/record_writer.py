@@ -1,7 +1,8 @@
 """Collects what becomes of one request while it is served, and writes its record when it has ended.
 
 Pure: the times are passed in. Only the newest attempt is asked for its state, when it ends or when the record is
-written; of earlier attempts the writer keeps their records. Prompts and tokens are never kept.
+written; of earlier attempts the writer keeps their records. Prompts and tokens are in no
+record.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.core.requests.request import EngineCoreRequest
 from cluster.observability.stopwatch import Stopwatch
 from cluster.routing.request_record import AttemptRecord, RequestRecord
 
@@ -35,7 +37,9 @@ class RecordWriter:
         self.model_version = 0
         self.num_prompt_tokens = 0
         self.arrived_at_s = arrived_at_s
-        self._arrived_s = now_s
+        self.arrived_s = now_s
+        self.request: EngineCoreRequest | None = None
+        """The tokenized request, for the request trace; None before it is tokenized."""
         self._ended: list[AttemptRecord] = []
         self._num_left_out = 0
         self._describe: Describe | None = None
@@ -49,7 +53,7 @@ class RecordWriter:
     def begin(self, describe: Describe, now_s: float) -> None:
         """Note that an attempt begins; the one before it has ended. now_s: on the clock of __init__()"""
         self.fail("")
-        self._describe, self._began_s = describe, now_s - self._arrived_s
+        self._describe, self._began_s = describe, now_s - self.arrived_s
 
     def fail(self, reason: str) -> None:
         """Note that the newest attempt has ended, and why."""

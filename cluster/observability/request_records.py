@@ -13,6 +13,7 @@ from cluster.observability.record_store import RecordStore
 from cluster.observability.record_writer import RecordWriter
 from cluster.observability.routing_figures import RoutingFigures, RoutingSummary
 from cluster.observability.stopwatch import Stopwatch
+from cluster.observability.trace_writing.request_tracer import RequestTracer
 from cluster.planning.offered_load import OfferedLoad, OfferedRequest
 from cluster.routing.request_record import RequestRecord
 
@@ -72,6 +73,7 @@ class RequestRecords:
         store: RecordStore,
         clock: Callable[[], float] = time.monotonic,
         *,
+        tracer: RequestTracer | None = None,
         offered: OfferedLoad | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -79,9 +81,11 @@ class RequestRecords:
 
         ingress:    its name, which is in every record
         clock:      monotonic seconds, for the window of the figures
+        tracer:     writes the request trace; None: there is none
         offered:    gets what was offered, for the planner; None if there is no planner
         wall_clock: Unix time in seconds, for the windows of the offered load
         """
+        self._tracer = tracer
         self.offered = offered
         self._wall_clock = wall_clock
         self._ingress = ingress
@@ -95,8 +99,11 @@ class RequestRecords:
         return self._store.is_off
 
     @contextmanager
-    def kept(self, writer: RecordWriter, stopwatch: Stopwatch) -> Iterator[None]:
-        """Keep the request's record when the context is left. A request that no engine got leaves none."""
+    def kept(self, writer: RecordWriter, stopwatch: Stopwatch, *, is_traced: bool = True) -> Iterator[None]:
+        """Keep the request's record when the context is left. A request that no engine got leaves none.
+
+        is_traced: whether the request belongs into the request trace, where one that no engine got has a line, too
+        """
         try:
             yield
         except (Overloaded, DeadlineUnreachable) as refusal:
@@ -105,11 +112,15 @@ class RequestRecords:
                 self._note_refusal(self.offered, writer)
             raise
         finally:
-            if writer.has_attempts:
+            is_traced = is_traced and self._tracer is not None
+            if writer.has_attempts or is_traced:
                 record = writer.record(self._ingress, stopwatch)
-                self._figures.add(record, self._clock())
-                self._store.put(record)
-                self._note_end(record)
+                if writer.has_attempts:
+                    self._figures.add(record, self._clock())
+                    self._store.put(record)
+                    self._note_end(record)
+                if is_traced and self._tracer is not None:
+                    self._tracer.put(record, writer.arrived_s, writer.request)
 
     def size(self, writer: RecordWriter, num_prompt_tokens: int) -> None:
         """Note the length of a request's prompt, which is valid, before the request is admitted or refused."""

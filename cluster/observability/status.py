@@ -40,6 +40,19 @@ class EngineView:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTraceView:
+    """The request trace of one ingress.
+
+    num_lines, num_dropped_lines: lines written, and dropped because the disk was slow or full, since its start
+    error: why lines cannot be written now; "" if they can
+    """
+
+    num_lines: int = 0
+    num_dropped_lines: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class IngressView:
     """One ingress.
 
@@ -47,6 +60,7 @@ class IngressView:
     num_requests: requests in flight
     busy_s:       for how many seconds its event loop has been busy with one piece of work
     routing:      how it has routed requests
+    request_trace: None if it writes none
     """
 
     number: int
@@ -59,6 +73,7 @@ class IngressView:
     http_address: str = ""
     busy_s: float = 0.0
     routing: RoutingSummary = NOTHING_ROUTED
+    request_trace: RequestTraceView | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from cluster.observability.record_writer import RecordWriter
 from cluster.observability.request_records import RecordQuery, RequestRecords
 from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch
+from cluster.observability.trace_writing.request_tracer import RequestTracer
 from cluster.parameters.generation import GenerateChunk, GenerateRequest
 from cluster.planning.offered_load import OfferedLoad
 from cluster.requests.in_flight import InFlight
@@ -70,6 +71,7 @@ class Serving:
         ingress: str = "",
         offered: OfferedLoad | None = None,
         clock: Callable[[], float] = time.monotonic,
+        request_tracer: RequestTracer | None = None,
     ) -> None:
         """Take no request yet.
 
@@ -81,6 +83,7 @@ class Serving:
         ingress:           the name of the ingress, for the records of its requests
         offered:           gets what was offered, for the planner; None if there is no planner
         clock:             monotonic seconds
+        request_tracer:    writes the request trace; None: there is none
         """
         self._versions = versions
         self._engines = engines
@@ -94,6 +97,7 @@ class Serving:
             ingress,
             RecordStore(settings.max_request_records, settings.request_records_mib << 20),
             offered=offered,
+            tracer=request_tracer,
         )
         self.metrics = ServingMetrics(self.records.summary)
         self._recovery_policy = RecoveryPolicy(settings.max_attempts, settings.recovery_timeout_s)
@@ -156,7 +160,7 @@ class Serving:
             engine_request = await prompt.process(engines.model, request)
             router, turns = prompt.router(router), prompt.turns
         in_flight.ledger.take_images(engine_request)
-        num_prompt_tokens = len(engine_request.prompt_token_ids)
+        in_flight.record.request, num_prompt_tokens = engine_request, len(engine_request.prompt_token_ids)
         self.records.size(in_flight.record, num_prompt_tokens)
         if prompt is not None and prompt.is_computed:
             in_flight.ledger.take_prompt(1, num_charged_tokens=0)
@@ -315,7 +319,7 @@ class Serving:
         key, now_s = (caller.tenant, request_id), asyncio.get_running_loop().time()
         record = RecordWriter(request_id, caller.tenant, arrived_at_s=time.time(), now_s=now_s)
         with (
-            self.records.kept(record, stopwatch),
+            self.records.kept(record, stopwatch, is_traced=isinstance(request, GenerateRequest)),
             stopwatch.counting_the_end(),
             open_ledger(self._overload_control, self._image_budget, caller.allowance, request.timeout_s) as ledger,
         ):

@@ -12,6 +12,7 @@ from cluster.api.protos.loopback_addresses import is_loopback
 from cluster.settings.http import HostName, HttpConfig
 from cluster.settings.images import ImageConfig
 from cluster.settings.input_limits import InputLimits
+from cluster.settings.request_recording import RequestTraceConfig
 
 _SUCCESSOR_OF_ROUTER: Final = (
     "router is now routing.mode, at the top level of the settings: in place of prefix_aware set routing.mode to "
@@ -121,6 +122,9 @@ class IngressConfig(BaseModel):
     )
     request_records_mib: int = Field(
         16, ge=1, le=1024, description="Limit on the memory of these records at each ingress, in MiB."
+    )
+    request_trace: RequestTraceConfig | None = Field(
+        None, description="Trace of all requests, written to files by each ingress; default: none."
     )
     images: ImageConfig = Field(ImageConfig(), description="Limits on images in prompts, and their preparation.")
 

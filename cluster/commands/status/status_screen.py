@@ -99,6 +99,12 @@ def _troubles(status: admin_pb2.GetStatusResponse) -> list[str]:
     lines = []
     if status.controller_error:
         lines.append(f"[red]the controller does not answer: {escape(status.controller_error)}[/]")
+    lines += [
+        f"[yellow]ingress {ingress.number}: the request trace lacks {ingress.request_trace.dropped_lines} lines"
+        f"{escape(f': {ingress.request_trace.error}' if ingress.request_trace.error else '')}[/]"
+        for ingress in status.ingresses
+        if ingress.request_trace.dropped_lines
+    ]
     if status.update:
         lines.append(f"[yellow]update: {escape(status.update)}[/]")
     lines += [

@@ -152,6 +152,7 @@ class IngressIncarnation:
             num_requests=self.health.num_requests,
             busy_s=self.health.busy_s if self.is_busy else 0.0,
             routing=self.health.routing,
+            request_trace=self.health.request_trace,
         )
 
     def address(self, ports: IngressPorts | None, host: str) -> str:

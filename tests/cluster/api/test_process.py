@@ -14,7 +14,9 @@ from cluster.api.process import IngressProcess
 from cluster.client import CallFailed, Credentials, GenerateClient
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
+from cluster.observability.status import RequestTraceView
 from cluster.settings.ingress import IngressConfig
+from cluster.traces.request_trace import parse_header, parse_line
 from tests.cluster.access.certificates import Authority
 from tests.cluster.api.grpc.test_access import ALICE, access
 from tests.cluster.api.test_model_loader import FACTS
@@ -62,6 +64,24 @@ def _models_over_http(port: int | None, token: str, root: Path) -> int:
             return status
     except urllib.error.HTTPError as error:
         return error.code
+
+
+async def test_an_ingress_writes_a_request_trace_if_it_is_told_to(tmp_path: Path) -> None:
+    settings = {"port": 0, "http": None, "request_trace": {"directory": tmp_path}}
+    process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())
+    assert process.request_trace() is None
+    ports = await process.start(FACTS)
+    try:
+        async with GenerateClient(f"127.0.0.1:{ports.grpc}") as client:
+            with pytest.raises(CallFailed):
+                await client.complete("hello", request_id="r")
+    finally:
+        await process.drain(0)
+    assert process.request_trace() == RequestTraceView(num_lines=1)
+    (text,) = await asyncio.to_thread(lambda: [path.read_text() for path in tmp_path.iterdir()])
+    header, line = text.splitlines()
+    assert parse_header(header).ingress == member().party.name
+    assert (parse_line(line).request_id, parse_line(line).num_attempts) == ("r", 0)
 
 
 async def test_an_ingress_whose_files_are_wrong_does_not_open(tmp_path: Path) -> None:

@@ -93,6 +93,17 @@ def test_a_broken_token_file_is_refused(tmp_path: Path, content: bytes) -> None:
     assert all(mistake.startswith(f"ingress.tokens: {file}: ") for mistake in mistakes)
 
 
+def test_a_directory_for_the_request_trace_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for directory, mistakes in (
+        (tmp_path / "new" / "deep", []),
+        (tmp_path / "file" / "deep", [f"ingress.request_trace.directory: {tmp_path / 'file'} is not a directory"]),
+    ):
+        ingress = IngressConfig.model_validate({"port": 0, "http": None, "request_trace": {"directory": directory}})
+        assert find_ingress_mistakes(ingress) == mistakes
+    assert not (tmp_path / "new").exists()
+
+
 def test_kv_caches_that_do_not_fit_together_are_refused_with_the_figures() -> None:
     settings: dict[str, Any] = {
         "cache": {"kv_cache_memory_gib": 6},

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from actors.core.outputs.engine_core_outputs import EndCause
+from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.access.caller import Caller
+from cluster.errors import ClusterError, InvalidRequest
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.record_store import RecordStore
 from cluster.observability.record_writer import RecordWriter
 from cluster.observability.request_records import MAX_FOUND, MAX_FOUND_BYTES, RecordQuery, RequestRecords
 from cluster.observability.stopwatch import Stopwatch
+from cluster.observability.trace_writing.request_tracer import start_tracer
+from cluster.parameters.generation import TextPrompt
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
@@ -22,6 +29,9 @@ from cluster.routing.decision import LateDecision
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
 from cluster.routing.request_record import RequestRecord
+from cluster.settings.request_recording import RequestTraceConfig
+from cluster.traces.request_trace import parse_line
+from cluster.vectors.vector_requests import EmbedRequest
 from tests.cluster.routing.record_samples import attempt, decision
 from tests.cluster.serving_setup import (
     HELLO,
@@ -157,6 +167,10 @@ def records(*requests: tuple[str, str], num_attempts: int = 1) -> tuple[RequestR
     return RequestRecords("i", RecordStore(1000, 1 << 24), clock=lambda: 0.0), writers
 
 
+def list_files(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.iterdir())]
+
+
 def stopwatch() -> Stopwatch:
     return Stopwatch(lambda: 0.0, ServingMetrics())
 
@@ -193,6 +207,35 @@ def test_an_id_in_flight_hides_the_record_of_an_earlier_request() -> None:
     later.begin(attempt, 2.0)
     (data,) = one.find(ANY, [(later, stopwatch())])
     assert len(RequestRecord.from_bytes(data).attempts) == 2
+
+
+async def test_every_request_for_tokens_has_a_line_in_the_request_trace_and_none_for_vectors(tmp_path: Path) -> None:
+    settings = RequestTraceConfig(directory=tmp_path)
+    now_s = asyncio.get_running_loop().time()
+    tracer = start_tracer(settings, "ingress-0", PUBLIC_KEY, now_s=1.7e9, monotonic_s=now_s)
+    pair = make_pair()
+    pair.serving.records = RequestRecords("ingress-0", RecordStore(0, 1 << 20), tracer=tracer)
+    answer = asyncio.create_task(collect(pair.serving.generate(HELLO)))
+    producer, consumer = await pair.next_requests()
+    pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER, timings=prefill_timings())
+    pair.decode.send(consumer, 1, "bcd", finish_reason=LENGTH, timings=decode_timings())
+    await answer
+    with pytest.raises(InvalidRequest):
+        await collect(pair.serving.generate(replace(HELLO, request_id="long", prompt=TextPrompt("x" * 10_000))))
+    with pytest.raises(ClusterError):
+        await pair.serving.embed(EmbedRequest(request_id="vector", inputs=[TextPrompt("x")]))
+    await asyncio.to_thread(tracer.close, 30)
+
+    (file,) = list_files(tmp_path)
+    served, refused = map(parse_line, file.splitlines()[1:])
+    assert (served.outcome, served.way, served.num_output_tokens) == ("length", "prefill_decode", 4)
+    assert (served.prefill_engine, served.decode_engines) == (
+        pair.prefill.descriptor.engine_id,
+        (pair.decode.descriptor.engine_id,),
+    )
+    assert len(served.block_hashes) == 1
+    assert 0 <= served.arrival_s < 60
+    assert (refused.request_id, refused.outcome, refused.num_prompt_tokens) == ("long", "invalid", None)
 
 
 def test_without_records_the_figures_are_summed_up_all_the_same() -> None:

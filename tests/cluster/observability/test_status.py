@@ -23,6 +23,7 @@ from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
 from cluster.commands.status.cost_tables import render_costs
 from cluster.commands.status.status_screen import render_status
+from cluster.observability.metrics import ServingMetrics, exposition
 from cluster.observability.status import (
     ClusterView,
     ControllerView,
@@ -30,6 +31,7 @@ from cluster.observability.status import (
     EngineView,
     IngressView,
     ModelView,
+    RequestTraceView,
     RequestView,
     merge_engines,
 )
@@ -133,6 +135,25 @@ def test_the_cuda_graphs_of_an_engine_are_shown_with_the_steps_that_they_compute
     [row] = [line for line in shown.splitlines() if one.cuda_graphs in line]
     assert [word for word in row.replace("│", " ").split() if word.isdigit()][-2:] == ["1000", "234"]
     assert "CUDA graphs" not in rendered(VIEW), "engines that have not said it yet"
+
+
+def test_lines_that_a_request_trace_lacks_are_said_with_the_reason() -> None:
+    trace = RequestTraceView(num_lines=10, num_dropped_lines=7, error="No space left on device")
+    ingress = IngressView(2, 1, "ready", "127.0.0.1:50051", request_trace=trace)
+    view = replace(VIEW, controller=ControllerView(ingresses=(ingress,)))
+    assert "ingress 2: the request trace lacks 7 lines: No space left on device\n" in rendered(view)
+    message = status_to_proto(view).ingresses[0].request_trace
+    assert (message.lines, message.dropped_lines, message.error) == (10, 7, "No space left on device")
+    assert "request trace" not in rendered(VIEW)
+
+
+def test_the_lines_of_a_request_trace_are_counted_in_the_metrics() -> None:
+    metrics = ServingMetrics()
+    assert b"raypd_request_trace_lines" not in exposition(metrics, VIEW)
+    metrics.request_trace = lambda: RequestTraceView(num_lines=10, num_dropped_lines=7)
+    shown = exposition(metrics, VIEW)
+    assert b'raypd_request_trace_lines_total{result="written"} 10.0' in shown
+    assert b'raypd_request_trace_lines_total{result="dropped"} 7.0' in shown
 
 
 def test_an_ingress_whose_event_loop_is_busy_says_for_how_long() -> None:

@@ -259,7 +259,7 @@ class ModelVersionStatus(_message.Message):
     def __init__(self, version: _Optional[int] = ..., directory: _Optional[str] = ..., engines: _Optional[int] = ..., requests: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
 
 class IngressStatus(_message.Message):
-    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests", "http_address", "busy_seconds", "routing")
+    __slots__ = ("number", "incarnation", "state", "address", "node", "last_error", "requests", "http_address", "busy_seconds", "routing", "request_trace")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -270,6 +270,7 @@ class IngressStatus(_message.Message):
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     BUSY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_TRACE_FIELD_NUMBER: _ClassVar[int]
     number: int
     incarnation: int
     state: str
@@ -280,7 +281,18 @@ class IngressStatus(_message.Message):
     http_address: str
     busy_seconds: float
     routing: RoutingStatus
-    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ..., http_address: _Optional[str] = ..., busy_seconds: _Optional[float] = ..., routing: _Optional[_Union[RoutingStatus, _Mapping]] = ...) -> None: ...
+    request_trace: RequestTraceStatus
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., node: _Optional[str] = ..., last_error: _Optional[str] = ..., requests: _Optional[int] = ..., http_address: _Optional[str] = ..., busy_seconds: _Optional[float] = ..., routing: _Optional[_Union[RoutingStatus, _Mapping]] = ..., request_trace: _Optional[_Union[RequestTraceStatus, _Mapping]] = ...) -> None: ...
+
+class RequestTraceStatus(_message.Message):
+    __slots__ = ("lines", "dropped_lines", "error")
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_LINES_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    lines: int
+    dropped_lines: int
+    error: str
+    def __init__(self, lines: _Optional[int] = ..., dropped_lines: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class RefusedPair(_message.Message):
     __slots__ = ("prefill_engine", "decode_engine", "reason")

@@ -1,0 +1,1 @@
+"""Writes the request trace of an ingress."""
