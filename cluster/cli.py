@@ -6,6 +6,7 @@ import typer
 
 from cluster.commands import access, ask, deploy, install, operate, serve
 from cluster.commands.bench.bench_command import bench
+from cluster.commands.plan.plan_command import plan
 
 app = typer.Typer(
     name="raypd",
@@ -22,6 +23,7 @@ for command in (
     ask.chat,
     ask.embed,
     bench,
+    plan,
     operate.status,
     operate.explain,
     operate.scale,

@@ -61,6 +61,11 @@ class EngineSpeed(msgspec.Struct, frozen=True):
     link_round_trip_s: float = 0.0
     sigma: float = 0.05
 
+    def slower_by(self, factor: float) -> EngineSpeed:
+        """Return the speed of an engine whose steps take so many times as long."""
+        kinds = [tuple(factor * cost for cost in costs) for costs in (self.decode, self.prefill, self.mixed)]
+        return msgspec.structs.replace(self, decode=kinds[0], prefill=kinds[1], mixed=kinds[2])
+
     @property
     def prediction(self) -> StepPrediction:
         """The predictions of steps, as routing has them."""

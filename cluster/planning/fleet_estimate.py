@@ -90,7 +90,9 @@ class ClosedFormEstimator:
         busy = max(facts.rate.prefill_s / (fleet.prefill + fleet.both), shared)
         itl_s = _gap_between_tokens(facts, fleet.decode + fleet.both, prompts)
         wait_s = _mean_wait(facts, busy, fleet.prefill + fleet.both)
-        if itl_s == math.inf or (aims.itl_s is not None and itl_s > aims.itl_s):
+        # A fleet with engines for both kinds of work can keep requests where they began.
+        links = 0.0 if fleet.both else facts.link_rate / min(fleet.prefill, fleet.decode)
+        if itl_s == math.inf or links >= _FULL or (aims.itl_s is not None and itl_s > aims.itl_s):
             met = 0.0
         else:
             met = sum(_part_within(one, wait_s, busy, aims.ttft_s) for one in facts.alone) / len(facts.alone)
@@ -109,6 +111,8 @@ class _LoadFacts(msgspec.Struct, frozen=True):
     context: float
     squared_cv: float
     """The squared coefficients of variation of gaps and of prompts, added."""
+    link_rate: float = 0.0
+    """Seconds of one engine's link that handoffs take, per second."""
 
     @classmethod
     def of(cls, load: DrawnLoad, speed: EngineSpeed, aims: PlanAims) -> _LoadFacts:
@@ -118,7 +122,9 @@ class _LoadFacts(msgspec.Struct, frozen=True):
         arrivals = [one.arrived_at_s for one in load.requests]
         gaps = [later - one for one, later in pairwise(arrivals)]
         rate = Work(work.prefill_s / load.duration_s, work.decode_s / load.duration_s)
-        return cls(load, speed, rate, tuple(alone), context, _squared_cv(gaps) + _squared_cv(alone))
+        squared_cv = _squared_cv(gaps) + _squared_cv(alone)
+        transfers_s = sum(speed.transfer_s(one.num_prompt_tokens) for one in load.requests)
+        return cls(load, speed, rate, tuple(alone), context, squared_cv, transfers_s / load.duration_s)
 
 
 def attainable_aims(

@@ -36,6 +36,7 @@ from cluster.planning.work_forecast import forecast
 
 _MAX_FORECAST_STEPS: Final = 30
 _MAX_SAMPLE: Final = 5000
+_ROUGH_SIGMA: Final = 0.3
 
 
 class PlanStep(msgspec.Struct, frozen=True):
@@ -177,6 +178,10 @@ class _Tick:
 
     def _note_findings(self, wanted: FleetCounts) -> None:
         choice = self._choice
+        if self._inputs.speed is not None and self._inputs.speed.sigma > _ROUGH_SIGMA:
+            self._notes.append(
+                f"engines predict their steps only to {self._inputs.speed.sigma:.0%}, so the plan is rough"
+            )
         self._notes += choice.findings
         if not choice.attains(wanted):
             self._notes.append(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.costs.step_cost_model import KINDS, StepCostModel
 from cluster.planning.engine_work import EngineSpeed
 from cluster.planning.fleet_change import PlannedEngine
 from cluster.pool.engine_slots import EngineState, Slot
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.load_book import DEFAULT_BATCHED_TOKENS, DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S
-from cluster.routing.step_prediction import StepFamily
+from cluster.routing.step_prediction import MIN_STEPS_OF_KIND, StepFamily, StepPrediction
 
+_MIN_ROUGH_STEPS: Final = 10 * MIN_STEPS_OF_KIND
 _LEAVING: Final = frozenset({EngineState.DRAINING, EngineState.DRAINED})
 
 
@@ -58,14 +60,17 @@ def missing_engines(
 
 
 def engine_speed(stats: Mapping[str, SchedulerStats]) -> EngineSpeed | None:
-    """Return the speed of an engine as the engines of a cluster tell it, by id; None if none of them is sure yet.
+    """Return the speed of an engine as the engines of a cluster tell it, by id; None as long as they know too little.
 
-    Engines of one cluster are taken to be equal; where they differ, the smallest limits count.
+    Engines of one cluster are taken to be equal; where they differ, the smallest limits count. If no engine is sure of
+    its predictions, as on a host that is busy with other work, they are corrected by their median error.
     """
     family = StepFamily()
     for engine_id, one in stats.items():
         family.put(engine_id, one.step_costs)
     prediction = next((found for name in stats if (found := family.prediction(name)) is not None), None)
+    if prediction is None:
+        prediction = _rough_prediction([one.step_costs for one in stats.values() if one.step_costs is not None])
     loads = [one.load_report for one in stats.values() if one.load_report is not None]
     if prediction is None or not loads:
         return None
@@ -81,4 +86,22 @@ def engine_speed(stats: Mapping[str, SchedulerStats]) -> EngineSpeed | None:
         link_bytes_per_s=sum(bandwidths) / len(bandwidths) if bandwidths else DEFAULT_BYTES_PER_S,
         link_round_trip_s=sum(round_trips) / len(round_trips) if round_trips else DEFAULT_ROUND_TRIP_S,
         sigma=max(prediction.decode_sigma, prediction.prefill_sigma),
+    )
+
+
+def _rough_prediction(models: Sequence[StepCostModel]) -> StepPrediction | None:
+    """Return the predictions of models that are not sure, corrected by their median errors; None without many steps."""
+    costs: dict[str, list[float]] = {}
+    sigmas = []
+    for kind in KINDS:
+        known = [(one, model) for model in models for one in model.residuals if one.kind == kind]
+        residuals, model = max(known, key=lambda pair: pair[0].num_steps, default=(None, None))
+        if residuals is not None and model is not None and residuals.num_steps >= _MIN_ROUGH_STEPS:
+            costs[kind] = [(1 + residuals.median) * cost for cost in model.coefficients]
+            sigmas.append(residuals.sigma)
+    if "decode" not in costs or "prefill" not in costs:
+        return None
+    sigma = max(sigmas)
+    return StepPrediction(
+        costs["decode"], costs["prefill"], costs.get("mixed"), decode_sigma=sigma, prefill_sigma=sigma
     )

@@ -84,6 +84,12 @@ def test_requests_of_which_none_has_ended_are_unknown_work_and_no_requests_are_n
     assert prices.rates_of([LoadWindow(1), LoadWindow(2, num_offered=5)], WINDOW_S) == [Work(), None]
 
 
+def test_a_slower_engine_takes_longer_for_everything() -> None:
+    slow = SPEED.slower_by(1.5)
+    assert slow.prompt_s(1000, 500_000) == pytest.approx(1.5 * SPEED.prompt_s(1000, 500_000))
+    assert slow.decode_step_s(8, 8000) == pytest.approx(1.5 * SPEED.decode_step_s(8, 8000))
+
+
 def test_a_transfer_takes_its_bytes_over_the_link() -> None:
     speed = msgspec.structs.replace(SPEED, kv_bytes_per_token=1000, link_bytes_per_s=1e6, link_round_trip_s=0.001)
     assert speed.transfer_s(500) == pytest.approx(0.501)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 
+import msgspec
 import pytest
 
 from cluster.planning.engine_work import Work, WorkPrices
@@ -53,6 +54,15 @@ def test_the_gap_between_tokens_is_that_of_the_batch_in_balance() -> None:
     gap_s = ESTIMATOR.estimate(FleetCounts(2, 1), load, SPEED, AIMS).itl_p50_s
     batch = sum(one.num_decode_steps for one in load.requests) / load.duration_s * gap_s
     assert gap_s == pytest.approx(SPEED.decode_step_s(batch, batch * 1050), rel=0.03)
+
+
+def test_links_that_cannot_carry_the_handoffs_are_missed_aims_for_engines_of_two_roles() -> None:
+    load = _load(Work(0.8, 0.4))
+    slow = msgspec.structs.replace(SPEED, kv_bytes_per_token=100_000, link_bytes_per_s=1e8)
+    assert ESTIMATOR.estimate(FleetCounts(2, 1), load, slow, AIMS).attainment == 0.0
+    assert ESTIMATOR.estimate(FleetCounts(both=3), load, slow, AIMS).attainment > 0.9
+    fast = msgspec.structs.replace(slow, link_bytes_per_s=1e10)
+    assert ESTIMATOR.estimate(FleetCounts(2, 1), load, fast, AIMS).attainment > 0.9
 
 
 def test_no_load_meets_every_aim_and_a_fleet_without_a_role_meets_none() -> None:

@@ -14,7 +14,17 @@ from cluster.planning.offered_load import LoadWindow
 from cluster.planning.plan_record import PlanAction, PlanInputs, PlanMemory, PlannerMode, PlanRecord
 from cluster.planning.planner import PlanStep, plan
 from cluster.routing.engine_connection import EngineRole
-from tests.cluster.planning.plan_setup import REASONING, SETTINGS, WINDOW_S, fleet, inputs, window, windows, with_role
+from tests.cluster.planning.plan_setup import (
+    REASONING,
+    SETTINGS,
+    SPEED,
+    WINDOW_S,
+    fleet,
+    inputs,
+    window,
+    windows,
+    with_role,
+)
 
 SEEN = PlanMemory(began_s=0.0, num_manual_changes=0)
 """The memory of a planner that has ticked for longer than a window."""
@@ -304,6 +314,11 @@ def test_the_record_says_how_far_the_last_forecast_was_off() -> None:
     errors = [one.forecast.last_error for one in cluster.records[10:]]
     assert max(one for one in errors if one is not None) == pytest.approx(1.0, abs=0.05)
     assert len(cluster.memory.forecasts) < 10
+
+
+def test_a_speed_that_is_hardly_known_is_a_finding() -> None:
+    rough = _plan(windows([9.0] * 40), fleet(2, 1), SEEN, speed=msgspec.structs.replace(SPEED, sigma=0.6))
+    assert "engines predict their steps only to 60%, so the plan is rough" in rough.record.findings
 
 
 def test_equal_arguments_give_equal_records() -> None:

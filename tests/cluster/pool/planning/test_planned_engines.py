@@ -69,6 +69,18 @@ def test_the_speed_is_that_of_the_sure_models_and_the_smallest_limits() -> None:
     assert (speed.link_bytes_per_s, speed.link_round_trip_s, speed.kv_bytes_per_token) == (2e9, 1e-4, 64)
 
 
+def test_models_that_are_not_sure_are_corrected_by_their_median_error() -> None:
+    decodes = StepCostModel(COSTS, (Residuals("decode", 500, -0.2, 0.6, 2.0, 0.6), Residuals("prefill", 12)))
+    prompts = StepCostModel(COSTS, (Residuals("decode", 50), Residuals("prefill", 900, 0.1, 0.5, 1.6, 0.5)))
+    assert not decodes.is_sure
+    speed = engine_speed({"d": _stats(decodes), "p": _stats(prompts)})
+    assert speed is not None
+    assert speed.decode == pytest.approx([1.6 * cost for cost in COSTS])
+    assert speed.prefill == pytest.approx([1.5 * cost for cost in COSTS])
+    assert speed.sigma == pytest.approx(2.2 / 2.563)
+    assert engine_speed({"d": _stats(decodes)}) is None, "nobody has prefilled enough"
+
+
 def test_without_a_sure_model_there_is_no_speed() -> None:
     assert engine_speed({"a": _stats(None)}) is None
     assert engine_speed({"a": _stats(SURE, None)}) is None

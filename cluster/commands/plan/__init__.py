@@ -1,0 +1,1 @@
+"""`raypd plan`: how many engines a recorded load needs, before there is a cluster."""

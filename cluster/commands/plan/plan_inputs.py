@@ -1,0 +1,163 @@
+"""Reads the inputs of `raypd plan`: the speed of an engine, and the requests of a trace."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from actors.config import SchedulerConfig
+from actors.costs.cost_file import CostFileRefused, CostIdentity, load_cost_model
+from actors.costs.step_cost_fit import StepCostFit
+from actors.costs.step_cost_model import StepCostModel
+from actors.costs.step_shape import StepShape
+from cluster.bench.arrivals import PlannedRequest
+from cluster.bench.traces import BLOCK_TOKENS
+from cluster.errors import InvalidConfig
+from cluster.planning.engine_work import EngineSpeed, speed_of_model
+from cluster.planning.offered_load import OfferedRequest
+from cluster.simulation.timing.gpu_data_sheets import find_data_sheet
+from cluster.simulation.timing.model_shape import read_model_shape
+from cluster.simulation.timing.model_size import read_model_size
+from cluster.simulation.timing.op_tables import read_op_tables
+from cluster.simulation.timing.rank_exchange import RankLayout
+from cluster.simulation.timing.roofline import WARNING, RooflineStepTimes
+from cluster.simulation.timing.step_times import StepTimes
+
+_BITS: Final = 8
+_FIT_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+_FIT_CHUNKS: Final = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
+_FIT_CONTEXTS: Final = (64, 1024, 8192)
+_FIT_ROUNDS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedSource:
+    """The options that say how fast an engine is.
+
+    model:      the checkpoint's directory
+    gpu:        the name of a GPU with a data sheet
+    cost_model: a file that an engine has saved
+    op_tables, shape: a directory of tables of operators, and the file with the model's shape
+    num_ranks:  tensor-parallel ranks of an engine
+    num_kv_tokens: tokens that an engine's KV cache holds; None: by the GPU's memory, or by the model's shape
+    link_gbit_per_s: bandwidth between two engines
+    """
+
+    model: Path | None
+    gpu: str | None
+    cost_model: Path | None
+    op_tables: Path | None
+    shape: Path | None
+    num_ranks: int
+    num_kv_tokens: int | None
+    link_gbit_per_s: float
+
+
+def read_speed(source: SpeedSource, scheduler: SchedulerConfig) -> tuple[EngineSpeed, str]:
+    """Return an engine's speed, and a warning if nothing was measured, else "". Raises InvalidConfig."""
+    if source.cost_model is not None and source.op_tables is not None:
+        raise InvalidConfig("plan", ["give either --cost-model or --op-tables, not both"])
+    if source.cost_model is not None:
+        model, guess = read_cost_model(source.cost_model), _guess(source)
+        held = None if guess is None else guess.num_kv_tokens
+        return _speed(model, source, scheduler, held, 0 if guess is None else guess.size.kv_bytes_per_token), ""
+    if source.op_tables is not None:
+        if source.shape is None:
+            raise InvalidConfig("--op-tables", ["needs --shape, a file with the model's shape"])
+        shape = read_model_shape(source.shape)
+        tables = read_op_tables(source.op_tables, shape, RankLayout(tensor_parallel_size=source.num_ranks))
+        model = fit_costs(tables, scheduler)
+        return _speed(model, source, scheduler, shape.num_kv_tokens, shape.kv_bytes_per_token()), ""
+    guess = _guess(source)
+    if guess is None:
+        raise InvalidConfig("plan", ["give --cost-model, or --op-tables, or --model together with --gpu"])
+    model = fit_costs(guess, scheduler)
+    return _speed(model, source, scheduler, guess.num_kv_tokens, guess.size.kv_bytes_per_token), WARNING
+
+
+def read_cost_model(path: Path) -> StepCostModel:
+    """Read a cost model that an engine has saved, whatever the model and the device. Raises InvalidConfig."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+        identity = msgspec.json.decode(found.get("identity", msgspec.Raw(b"null")), type=CostIdentity)
+        return load_cost_model(path, identity)
+    except OSError as error:
+        raise InvalidConfig(f"--cost-model {path}", [f"it cannot be read: {error.strerror}"]) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"--cost-model {path}", [f"it is no saved cost model: {error}"]) from error
+    except CostFileRefused as error:
+        raise InvalidConfig("--cost-model", [str(error)]) from error
+
+
+def fit_costs(step_times: StepTimes, scheduler: SchedulerConfig) -> StepCostModel:
+    """Fit a cost model to steps of the sizes that an engine with this scheduler takes."""
+    fit = StepCostFit()
+    for _ in range(_FIT_ROUNDS):
+        for shape in _shapes(scheduler):
+            fit.observe(shape, step_times.step_s(shape))
+    return fit.model()
+
+
+def offered_requests(trace: Iterable[PlannedRequest], num_cached_blocks: int) -> list[OfferedRequest]:
+    """Return the requests of a trace with what an engine would have cached of each.
+
+    num_cached_blocks: blocks of BLOCK_TOKENS tokens that an engine's cache holds; the least recently used go first
+    """
+    cache: OrderedDict[int, None] = OrderedDict()
+    found = []
+    for request in trace:
+        num_hits = 0
+        for block in request.blocks:
+            if block not in cache:
+                break
+            num_hits += 1
+        for block in request.blocks:
+            cache[block] = None
+            cache.move_to_end(block)
+        while len(cache) > max(num_cached_blocks, 1):
+            cache.popitem(last=False)
+        num_cached = min(num_hits * BLOCK_TOKENS, request.num_input_tokens - 1)
+        found.append(OfferedRequest(request.arrival_s, request.num_input_tokens, num_cached, request.num_output_tokens))
+    return found
+
+
+def _guess(source: SpeedSource) -> RooflineStepTimes | None:
+    if source.model is None or source.gpu is None:
+        return None
+    # The report says loudly that this is a guess, so the log need not.
+    return RooflineStepTimes(read_model_size(source.model), find_data_sheet(source.gpu), source.num_ranks)
+
+
+def _speed(
+    model: StepCostModel,
+    source: SpeedSource,
+    scheduler: SchedulerConfig,
+    num_kv_tokens: int | None,
+    kv_bytes_per_token: int,
+) -> EngineSpeed:
+    held = source.num_kv_tokens or num_kv_tokens
+    if held is None:
+        raise InvalidConfig("plan", ["give --kv-tokens, or --model and --gpu, for the size of the KV cache"])
+    speed = speed_of_model(model, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, held)
+    return msgspec.structs.replace(
+        speed,
+        kv_bytes_per_token=kv_bytes_per_token,
+        link_bytes_per_s=source.link_gbit_per_s * 1e9 / _BITS,
+    )
+
+
+def _shapes(scheduler: SchedulerConfig) -> Iterator[StepShape]:
+    batches = [size for size in _FIT_BATCHES if size <= scheduler.max_num_seqs]
+    chunks = [size for size in _FIT_CHUNKS if size < scheduler.max_num_batched_tokens]
+    for context in _FIT_CONTEXTS:
+        yield from (StepShape(batch, batch, batch * context) for batch in batches)
+        for chunk in (*chunks, scheduler.max_num_batched_tokens):
+            pairs = chunk * (context + chunk / 2)
+            yield StepShape(chunk, 0, 0, 1, context, pairs)
+            yield StepShape(chunk, 0, 0, 1, 0, chunk * chunk / 2)
+            yield from (StepShape(chunk + batch, batch, batch * context, 1, context, pairs) for batch in batches[::2])

@@ -1,0 +1,62 @@
+"""Makes the plan of `raypd plan` from its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.bench.objectives import parse_objectives
+from cluster.bench.traces import BLOCK_TOKENS, read_trace
+from cluster.commands.plan.plan_inputs import SpeedSource, offered_requests, read_speed
+from cluster.config import load_cluster_config
+from cluster.errors import InvalidConfig
+from cluster.planning.fleet_counts import FleetLimits
+from cluster.planning.fleet_estimate import ClosedFormEstimator, PlanAims
+from cluster.planning.offline_plan import OfflinePlan, OfflinePlanSettings, plan_offline
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The options of `raypd plan`. budget: GPUs; None: any number"""
+
+    trace: Path
+    slo: tuple[str, ...]
+    config_file: Path | None
+    source: SpeedSource
+    budget: int | None
+    attainment: float
+    scale_rate: float
+    num_prompts: int | None
+    seed: int
+
+
+def make_plan(options: PlanOptions) -> tuple[OfflinePlan, PlanAims, str]:
+    """Return the plan, the aims, and a warning if nothing was measured. Raises InvalidConfig."""
+    aims = read_aims(options.slo, options.attainment)
+    num_ranks = options.source.num_ranks
+    if options.budget is not None and options.budget < num_ranks:
+        raise InvalidConfig("--budget", [f"{options.budget} GPUs are too few for one engine, which takes {num_ranks}"])
+    config = load_cluster_config(options.config_file, {}, looks_at_model=False)
+    speed, warning = read_speed(options.source, config.scheduler)
+    trace = read_trace(options.trace, options.num_prompts, options.scale_rate)
+    requests = offered_requests(trace, speed.num_kv_tokens // BLOCK_TOKENS)
+    ranks = float(num_ranks)
+    limits = FleetLimits(
+        max_gpus=None if options.budget is None else float(options.budget), gpus_per_engine=(ranks, ranks, ranks)
+    )
+    settings = OfflinePlanSettings(
+        aims=aims,
+        limits=limits,
+        num_requests=min(config.planner.estimate_requests, len(requests)),
+        num_estimates=config.planner.max_estimates,
+        seed=options.seed,
+    )
+    return plan_offline(requests, speed, settings, ClosedFormEstimator()), aims, warning
+
+
+def read_aims(texts: tuple[str, ...], attainment: float) -> PlanAims:
+    """Return the aims of --slo. Raises InvalidConfig for figures other than ttft and itl."""
+    objectives = parse_objectives(texts)
+    if others := objectives.keys() - {"ttft", "itl"}:
+        raise InvalidConfig("--slo", [f"{', '.join(sorted(others))}: a plan can be made for ttft and itl"])
+    return PlanAims(objectives.get("ttft"), objectives.get("itl"), attainment)

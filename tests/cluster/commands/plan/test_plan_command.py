@@ -1,0 +1,135 @@
+"""`raypd plan`: its inputs, its report and its errors.
+
+Tests of cluster/commands/plan/plan_inputs.py, cluster/commands/plan/plan_report.py, cluster/commands/plan/plan_run.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from actors.config import SchedulerConfig
+from actors.costs.cost_file import CostIdentity, save_cost_model
+from actors.costs.step_cost_model import Residuals, StepCostModel
+from actors.costs.step_shape import StepShape
+from cluster.bench.arrivals import PlannedRequest
+from cluster.cli import app
+from cluster.commands.plan.plan_inputs import fit_costs, offered_requests, read_cost_model
+from cluster.commands.plan.plan_report import manifests_command
+from cluster.errors import InvalidConfig
+from cluster.planning.fleet_counts import FleetCounts
+from cluster.simulation.timing.step_times import ModelStepTimes
+from tests.cluster.planning.plan_setup import COSTS
+
+MODEL = StepCostModel(COSTS, (Residuals("decode", 100, -0.1, 0.0, 0.1, 0.05), Residuals("prefill", 100)))
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    lines = (
+        json.dumps({"timestamp": 100 * number, "input_length": 600, "output_length": 50, "hash_ids": [0, number + 1]})
+        for number in range(400)
+    )
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def cost_model(tmp_path: Path) -> Path:
+    path = tmp_path / "costs.json"
+    save_cost_model(path, CostIdentity("m", "cpu", "float32"), MODEL, 1.0, "e")
+    return path
+
+
+def _run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["plan", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def test_a_plan_from_a_saved_cost_model(trace: Path, cost_model: Path) -> None:
+    result = _run(
+        *("--trace", trace, "--slo", "ttft=1s,itl=50ms", "--cost-model", cost_model, "--kv-tokens", 100_000, "--json")
+    )
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.output)
+    assert document["warning"] == ""
+    fleet = document["plan"]["recommended"]["fleet"]
+    assert sum(fleet.values()) >= document["plan"]["least_engines"] >= 1
+    assert document["command"].startswith("raypd manifests --prefill ")
+
+
+def test_a_plan_from_a_data_sheet_says_loudly_that_nothing_was_measured(trace: Path, tmp_path: Path) -> None:
+    config = {
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "vocab_size": 128256,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = _run("--trace", trace, "--slo", "ttft=500ms,itl=50ms", "--model", tmp_path, "--gpu", "h100", "--budget", 8)
+    assert result.exit_code == 0, result.output
+    assert result.output.count("NOTHING WAS MEASURED") == 1
+    for part in ("perfect system:", "recommended", "one engine more", "confidence:", f"--model {tmp_path} --gpu h100"):
+        assert part in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mistake"),
+    [
+        (("--slo", "ttft=1s"), "give --cost-model, or --op-tables, or --model together with --gpu"),
+        (("--slo", "tpot=1s"), "tpot: a plan can be made for ttft and itl"),
+        (("--slo", "ttft=1s", "--tp", "4", "--budget", "2"), "2 GPUs are too few for one engine, which takes 4"),
+        (("--slo", "ttft=1s", "--op-tables", "x"), "needs --shape"),
+        (("--slo", "ttft=1s", "--op-tables", "x", "--cost-model", "y"), "either --cost-model or --op-tables"),
+        (("--slo", "ttft=1s", "--cost-model", "missing.json"), "it cannot be read: No such file"),
+    ],
+)
+def test_mistakes_are_refused_with_what_to_do(trace: Path, arguments: tuple[str, ...], mistake: str) -> None:
+    result = _run("--trace", trace, *arguments)
+    assert result.exit_code != 0
+    assert mistake in " ".join(result.output.split())
+
+
+def test_a_cost_model_needs_the_size_of_the_kv_cache(trace: Path, cost_model: Path) -> None:
+    result = _run("--trace", trace, "--slo", "ttft=1s", "--cost-model", cost_model)
+    assert result.exit_code != 0
+    assert "give --kv-tokens, or --model and --gpu" in " ".join(result.output.split())
+
+
+def test_a_file_that_is_no_cost_model_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"identity": 3}')
+    with pytest.raises(InvalidConfig, match="it is no saved cost model"):
+        read_cost_model(path)
+
+
+def test_a_prefix_that_the_cache_still_holds_is_cached() -> None:
+    def request(index: int, *blocks: int) -> PlannedRequest:
+        return PlannedRequest(index, float(index), 512 * len(blocks), 10, blocks)
+
+    trace = [request(0, 1, 2), request(1, 1, 2), request(2, 1, 3), request(3, 7, 8), request(4, 1, 2)]
+    assert [one.num_cached_tokens for one in offered_requests(trace, 4)] == [0, 1023, 512, 0, 512]
+    assert [one.num_cached_tokens for one in offered_requests(trace, 100)] == [0, 1023, 512, 0, 1023]
+
+
+def test_a_fit_to_steps_predicts_these_steps() -> None:
+    fitted = fit_costs(ModelStepTimes(MODEL), SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=2048))
+    for shape in (
+        StepShape(32, 32, 32 * 500),
+        StepShape(1000, 0, 0, 1, 0, 500_000),
+        StepShape(520, 8, 8000, 1, 0, 131_072),
+    ):
+        assert fitted.seconds(shape) == pytest.approx(MODEL.seconds(shape), rel=0.03)
+
+
+def test_the_command_names_what_differs_from_a_plain_cluster() -> None:
+    command = manifests_command(FleetCounts(2, 3), "/m", "h100", 2)
+    assert command == "raypd manifests --prefill 2 --decode 3 --both 0 --model /m --gpu h100 --tp 2"
+    assert manifests_command(FleetCounts(both=1), "/m", None, 1) == (
+        "raypd manifests --prefill 0 --decode 0 --both 1 --model /m"
+    )
