@@ -1,0 +1,1 @@
+"""`raypd simulate`: lets simulated clusters serve a trace."""
