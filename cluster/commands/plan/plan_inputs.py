@@ -16,7 +16,6 @@ from actors.costs.step_cost_fit import StepCostFit
 from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import StepShape
 from cluster.bench.arrivals import PlannedRequest
-from cluster.bench.traces import BLOCK_TOKENS
 from cluster.errors import InvalidConfig
 from cluster.planning.engine_work import EngineSpeed, speed_of_model
 from cluster.planning.offered_load import OfferedRequest
@@ -27,6 +26,7 @@ from cluster.simulation.timing.op_tables import read_op_tables
 from cluster.simulation.timing.rank_exchange import RankLayout
 from cluster.simulation.timing.roofline import WARNING, RooflineStepTimes
 from cluster.simulation.timing.step_times import StepTimes
+from cluster.traces.trace_request import BLOCK_TOKENS
 
 _BITS: Final = 8
 _FIT_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
