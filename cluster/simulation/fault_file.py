@@ -97,7 +97,7 @@ class _Stats(_Values):
 
 
 class FaultPlan(_Values):
-    """What goes wrong.
+    """The faults of a simulation, and the age of its statistics.
 
     faults:    each kind as in the description of this module
     stats:     the age and the interval of engines' reports; what is left out stays as it is
