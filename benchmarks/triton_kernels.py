@@ -58,6 +58,7 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     is_causal: bool = True
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +84,17 @@ def launches(case: Case) -> Iterator[tuple[str, Launch]]:
     output = cache.new_empty(num_tokens, num_heads, case.head_dim)
     array = torch.empty(num_tokens, dtype=torch.int32, device="meta")
     call = LayerCall(1, case.head_dim**-0.5, case.softcap, case.window, case.is_causal)
+    sinks = cache.new_empty(num_heads) if case.has_sinks else None
     yield "write", write_launch(key, key, cache, array, 1)
     most = most_rows(case.head_dim, case.dtype)
     for rows in sorted({16, 32, most.short, most.long}):
         tiles = Tiles(array, array, array, array, array.reshape(1, -1), rows, rows // case.group)
         if rows <= most.short:
             parts = make_parts(query, cache, tiles, 8)
-            yield f"attend {rows} rows, split", attend_launch(query, cache, output, tiles, call, parts)
+            yield f"attend {rows} rows, split", attend_launch(query, cache, output, tiles, call, parts, sinks)
             yield f"combine {rows} rows", combine_launch(output, cache, tiles, parts)
         if rows in (16, most.long):
-            yield f"attend {rows} rows", attend_launch(query, cache, output, tiles, call)
+            yield f"attend {rows} rows", attend_launch(query, cache, output, tiles, call, sinks=sinks)
 
 
 def compile_ahead(launch: Launch, capability: int) -> tuple[bytes, int]:

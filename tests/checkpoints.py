@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 VOCAB_SIZE = 384
 EOS_TOKEN = "<|endoftext|>"
@@ -122,6 +128,56 @@ _FAMILY_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 FAMILIES: tuple[str, ...] = tuple(_FAMILY_CONFIGS)
 
+_FALCON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": MAX_POSITIONS,
+    "tie_word_embeddings": False,
+    "bos_token_id": EOS_TOKEN_ID,
+    "eos_token_id": EOS_TOKEN_ID,
+}
+_GRANITE: dict[str, Any] = _LLAMA_LIKE | {
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.8,
+    "logits_scaling": 0.5,
+}
+_EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_FURTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss": (
+        "gpt_oss",
+        _LLAMA_LIKE
+        | _EXPERTS
+        | {
+            "head_dim": 16,
+            "sliding_window": SLIDING_WINDOW,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "granite_swa": ("granite_swa", _GRANITE | {"sliding_window": SLIDING_WINDOW}),
+    "granitemoe_swa": ("granitemoe_swa", _GRANITE | _EXPERTS | {"sliding_window": SLIDING_WINDOW}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        _GRANITE
+        | _EXPERTS
+        | {
+            "layer_types": ["attention"] * 3,
+            "position_embedding_type": "rope",
+            "shared_intermediate_size": 32,
+            "mamba_n_heads": 8,
+        },
+    ),
+    "nemotron": ("nemotron", _LLAMA_LIKE),
+    "stablelm": ("stablelm", _LLAMA_LIKE | {"hidden_size": 64, "use_qkv_bias": True, "qk_layernorm": True}),
+    "falcon": ("falcon", _FALCON),
+    "falcon_40b": ("falcon", _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon_mha": ("falcon", _FALCON | {"multi_query": False, "parallel_attn": False, "bias": True}),
+}
+
+FURTHER_FAMILIES: tuple[str, ...] = tuple(_FURTHER_CONFIGS)
+"""The families of which `make test` serves samples, and `make test-more` all."""
+
 _BERT_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -145,8 +201,15 @@ def make_checkpoint(
     auto_class: transformers' class for another kind of model
     config_overrides are fields of the family's transformers config, such as num_hidden_layers or sliding_window.
     """
-    model_type, settings = (_FAMILY_CONFIGS | _ENCODER_CONFIGS)[family]
+    model_type, settings = (_FAMILY_CONFIGS | _FURTHER_CONFIGS | _ENCODER_CONFIGS)[family]
     config = CONFIG_MAPPING[model_type](**(settings | config_overrides))
+    return write_checkpoint(config, directory, seed=seed, auto_class=auto_class)
+
+
+def write_checkpoint(
+    config: PretrainedConfig, directory: Path, *, seed: int = 0, auto_class: Any = AutoModelForCausalLM
+) -> Path:
+    """Write a float32 checkpoint of a config into a directory (made if missing) and return the directory."""
     model = auto_class.from_config(config, dtype=torch.float32)
     draw_weights(model, torch.Generator().manual_seed(seed))
     if auto_class is AutoModelForCausalLM:
@@ -169,6 +232,8 @@ def draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
         noise = torch.randn(parameter.shape, generator=generator)
         if "embed" in name or "wte" in name or "wpe" in name:
             parameter.copy_(noise * (0.3 if "position" in name or "wpe" in name else token_embedding_std))
+        elif name.endswith("sinks"):
+            parameter.copy_(noise)
         elif parameter.ndim >= 2:
             parameter.copy_(noise * 1.5 / math.sqrt(min(parameter.shape[-2:])))
         elif name.endswith("bias"):

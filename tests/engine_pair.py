@@ -140,11 +140,14 @@ class EnginePair:
         params: SamplingParams,
         source: PrefixSource | None = None,
         lora: Adapter | None = None,
+        *,
+        output_token_ids: Sequence[int] = (),
     ) -> None:
-        """Submit a request to one engine alone."""
-        self.answers[request_id] = Answer()
+        """Submit a request to one engine alone. output_token_ids: what another engine generated before"""
+        self.answers[request_id] = Answer(list(output_token_ids))
         request = _request(request_id, prompt, params, None, lora)
-        self.engines[engine].submit(replace(request, prefix_source=source))
+        request = replace(request, prefix_source=source, output_token_ids=list(output_token_ids))
+        self.engines[engine].submit(request)
         self._wake.set()
 
     def run(self, is_done: Callable[[], bool] | None = None, *, on_step: Callable[[], None] = lambda: None) -> None:

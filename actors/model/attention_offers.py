@@ -18,7 +18,7 @@ from actors.model.attention.backend import AttentionBackendKind, AttentionNeeds
 from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.attention.choice import KINDS
 from actors.model.attention.probe import KVGeometry
-from actors.model.config.config_rules import read_config
+from actors.model.config.config_rules import count_heads, read_config
 from actors.model.errors import ModelError
 from actors.model.loader import choose_device
 from kv_transfer.layout import KeyOrder
@@ -47,10 +47,10 @@ def report_attention(config: EngineConfig, kinds: Sequence[AttentionBackendKind]
 def _needs(config: EngineConfig) -> AttentionNeeds:
     checkpoint = read_config(Path(config.model.model), trust_remote_code=config.model.trust_remote_code)
     text = checkpoint.get_text_config(decoder=True)
-    num_heads: int = text.num_attention_heads
+    num_heads, num_kv_heads = count_heads(text)
     geometry = KVGeometry(
         num_heads,
-        getattr(text, "num_key_value_heads", None) or num_heads,
+        num_kv_heads,
         getattr(text, "head_dim", None) or text.hidden_size // num_heads,
         (AttentionLayer(index=0, scaling=1.0, softcap=None, sliding_window=None),),
     )

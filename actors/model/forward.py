@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from actors.model.attention.batch_attention import BATCH_ARGUMENT, BatchAttention
+from actors.model.attention_modules.batch_delivery import delivery_for
 from actors.model.config.model_kind import ModelKind
 
 TakeStates = Callable[[Tensor], None]
@@ -31,6 +33,7 @@ class FlatForward:
         """The padding token of a model that counts positions from the number after it, as RoBERTa does; else None."""
         self.first_position = 0 if self.padding_idx is None else self.padding_idx + 1
         """The number that the model gives to a sequence's first position."""
+        self._delivery = delivery_for(model)
         self._keeps_logits = self.generates and "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(
@@ -69,7 +72,8 @@ class FlatForward:
             arguments["logits_to_keep"] = indices
         if self.first_position:
             positions = positions + self.first_position
-        output = self._called(position_ids=positions[..., None, :], use_cache=False, return_dict=True, **arguments)
+        with nullcontext() if self._delivery is None else self._delivery.holding(batch):
+            output = self._called(position_ids=positions[..., None, :], use_cache=False, return_dict=True, **arguments)
         rows: Tensor = (output.logits if self.generates else output.last_hidden_state)[0]
         return rows if self._keeps_logits else rows[indices]
 

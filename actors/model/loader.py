@@ -35,6 +35,7 @@ from actors.model.config.config_rules import (
 from actors.model.config.limits import derive_max_model_len
 from actors.model.config.model_kind import ModelKind, kind_of
 from actors.model.config.support import attention_choice, refuse_unsupported
+from actors.model.dequantizing import dequantizing_arguments
 from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
 from actors.model.forward import FlatForward
 from actors.model.linears.packing import prepare_linears
@@ -211,6 +212,7 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=model_config.trust_remote_code,
+            **dequantizing_arguments(config),
         )
     except ImportError as exc:
         method = quantization_method(config) or "none"

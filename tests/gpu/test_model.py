@@ -23,7 +23,11 @@ pytestmark = pytest.mark.gpu
 CheckpointOf = Callable[[str], Path]
 DEVICE = torch.device("cuda", 0)
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt")
-LAYERS = (AttentionLayer(0, 0.1, None, None), AttentionLayer(1, 0.1, 30.0, 24))
+LAYERS = (
+    AttentionLayer(0, 0.1, None, None),
+    AttentionLayer(1, 0.1, 30.0, 24),
+    AttentionLayer(2, 0.1, None, 24, has_sinks=True),
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -10,7 +10,7 @@ import pytest
 
 from actors.core.requests.request import RequestStatus
 from actors.core.requests.sampling_params import SamplingParams
-from tests.checkpoints import FAMILIES
+from tests.checkpoints import FAMILIES, FURTHER_FAMILIES
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 
@@ -27,7 +27,11 @@ _EACH_ONCE = [(32, 2, False), (16, 1, False), (8, 7, True)]
 _SETTINGS = [
     pytest.param(family, *chosen, marks=[] if family == "llama" or chosen in _EACH_ONCE else pytest.mark.slow)
     for family, chosen in itertools.product(FAMILIES, _COMBINATIONS)
+] + [
+    pytest.param(family, *chosen, marks=pytest.mark.more)
+    for family, chosen in itertools.product(FURTHER_FAMILIES, _EACH_ONCE)
 ]
+_FURTHER = [pytest.param(family, marks=pytest.mark.more) for family in FURTHER_FAMILIES]
 """Blocks and chunks work alike in all families: one has all combinations, and every one meets each of them once."""
 
 
@@ -67,7 +71,7 @@ def test_handed_over_tokens_equal_generate(
         assert RequestStatus.WAITING_FOR_REMOTE_KVS in pair.seen_statuses
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *_FURTHER])
 def test_a_shared_prefix_is_computed_and_moved_once(family: str, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint(family)
     prompts = _prompts(8, shared_prefix=True)
@@ -90,7 +94,8 @@ def test_a_shared_prefix_is_computed_and_moved_once(family: str, checkpoint: _Ch
     [
         pytest.param(family, overlap, marks=[] if family == "llama" or overlap else pytest.mark.slow)
         for family, overlap in itertools.product(FAMILIES, (False, True))
-    ],
+    ]
+    + [pytest.param(family, True, marks=pytest.mark.more) for family in FURTHER_FAMILIES],
 )
 def test_preempted_requests_give_the_same_tokens(family: str, overlap: bool, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint(family)

@@ -41,6 +41,7 @@ def attend_tiles(
     softcap: float,
     window: int,
     is_causal: bool,
+    sinks: Tensor | None = None,
 ) -> None:
     """See actors/model/attention/triton_kernels/operators.py."""
     block_size = kv_cache.shape[4]
@@ -62,7 +63,10 @@ def attend_tiles(
         hidden = keys_at > positions[:, None] if is_causal else torch.zeros(stop - first, seq_len, dtype=torch.bool)
         if window:
             hidden = hidden | (keys_at <= positions[:, None] - window)
-        weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
+        scores = scores.masked_fill(hidden, -math.inf)
+        if sinks is not None:
+            scores = torch.cat([scores, sinks[:, None, None].expand(-1, stop - first, 1).to(scores.dtype)], dim=-1)
+        weights = scores.softmax(-1)[..., :seq_len]
         output[first:stop] = (weights @ values.repeat_interleave(group, 0)).transpose(0, 1)
 
 

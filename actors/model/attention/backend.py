@@ -56,7 +56,7 @@ class AttentionNeeds:
     """All that a model and a KV cache ask of a backend.
 
     dtype:     of the KV cache, and of queries, keys and values
-    geometry:  heads and head size of this rank, and what each layer asks for: sliding window, soft-cap, direction
+    geometry:  heads and head size of this rank, and what each layer asks for: window, soft-cap, direction, sinks
     key_order: the order of K in the cache
     """
 

@@ -1,7 +1,7 @@
 """The self-check of a backend: a small batch of mixed requests against attention written out in float32.
 
-The check uses the model's heads, head size, dtype, and each combination of soft-cap, window and direction that its
-layers ask for, in blocks out of order. checks/self_check.py compares the whole model, with the torch backend, with
+The check uses the model's heads, head size, dtype, and each combination of soft-cap, window, direction and sinks that
+its layers ask for, in blocks out of order. checks/self_check.py compares the whole model, with the torch backend, with
 transformers' own forward; so a backend that passes here gives the model's logits.
 """
 
@@ -56,10 +56,13 @@ def find_fault(kind: AttentionBackendKind, needs: AttentionNeeds) -> str | None:
     return None
 
 
-def attend_densely(query: Tensor, key: Tensor, value: Tensor, layer: AttentionLayer) -> Tensor:
+def attend_densely(
+    query: Tensor, key: Tensor, value: Tensor, layer: AttentionLayer, sinks: Tensor | None = None
+) -> Tensor:
     """Attend with the last q tokens of one sequence to all of it, written out in float32.
 
     query: [num_heads, q, head_dim]; key, value: [num_kv_heads, k, head_dim]
+    sinks: [num_heads], the score of each head's sink; None: the layer has none
     Returns [q, num_heads, head_dim].
     """
     group = query.shape[0] // key.shape[0]
@@ -72,7 +75,12 @@ def attend_densely(query: Tensor, key: Tensor, value: Tensor, layer: AttentionLa
     hidden = positions > own if layer.is_causal else torch.zeros_like(positions > own)
     if layer.sliding_window is not None:
         hidden = hidden | (positions <= own - layer.sliding_window)
-    return (scores.masked_fill(hidden, -math.inf).softmax(-1) @ values).transpose(0, 1)
+    scores = scores.masked_fill(hidden, -math.inf)
+    if sinks is not None:
+        # A sink is a key of its own score and of a value of zeros.
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, query.shape[1], 1)], dim=-1)
+        values = torch.cat([values, torch.zeros_like(values[:, :1])], dim=1)
+    return (scores.softmax(-1) @ values).transpose(0, 1)
 
 
 def _distinct_layers(layers: Sequence[AttentionLayer]) -> tuple[AttentionLayer, ...]:
@@ -100,24 +108,25 @@ def _error(kind: AttentionBackendKind, needs: AttentionNeeds, layer: AttentionLa
     lengths = [request.num_computed + request.num_new for request in requests]
     keys, values = ([draw(geometry.num_kv_heads, length) for length in lengths] for _ in range(2))
     queries = [draw(geometry.num_heads, length) for length in lengths]
+    sinks = draw(1, geometry.num_heads)[0, :, 0].contiguous() if layer.has_sinks else None
     for index, request in enumerate(requests):
         if request.num_computed:
             before = slice(0, request.num_computed)
             first = BatchShape(np.array([0, request.num_computed]), np.array([0]), tables[index : index + 1])
             backend.prepare(first).attend(
-                layer, queries[index][:, before], keys[index][:, before], values[index][:, before]
+                layer, queries[index][:, before], keys[index][:, before], values[index][:, before], sinks
             )
     starts = np.cumsum([0, *(request.num_new for request in requests)])
     batch = BatchShape(starts, np.array([request.num_computed for request in requests]), tables)
-    new = [
+    query, key, value = (
         torch.cat([part[:, request.num_computed :] for part, request in zip(parts, requests, strict=True)], dim=1)
         for parts in (queries, keys, values)
-    ]
-    output = backend.prepare(batch).attend(layer, *new).float()
+    )
+    output = backend.prepare(batch).attend(layer, query, key, value, sinks).float()
     expected = torch.cat(
         [
-            attend_densely(query[:, request.num_computed :], key, value, layer)
-            for query, key, value, request in zip(queries, keys, values, requests, strict=True)
+            attend_densely(one[:, request.num_computed :], one_key, one_value, layer, sinks)
+            for one, one_key, one_value, request in zip(queries, keys, values, requests, strict=True)
         ]
     )
     return float((output - expected).abs().max() / expected.abs().max())

@@ -22,8 +22,7 @@ BATCH_ARGUMENT = "raypd_batch"
 
 # Arguments by which models ask for attention that no backend of ours computes.
 _UNSUPPORTED_ARGUMENTS = {
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
+    "sinks": "attention sinks under another name than s_aux",
     "position_bias": "a position bias (ALiBi or relative positions)",
     "alibi": "ALiBi",
     "head_mask": "a head mask",
@@ -41,6 +40,8 @@ class AttentionLayer:
     sliding_window: if set, a token attends to the last sliding_window tokens only, itself included
     is_causal:      True: a token attends to itself and to the tokens before it. False: a token attends to all tokens of
         its request, so the whole request has to be computed in one step
+    has_sinks:      whether each head has a sink: a learned score that takes part in the softmax and has no value, so
+        that a token's weights add up to less than 1
     """
 
     index: int
@@ -48,6 +49,7 @@ class AttentionLayer:
     softcap: float | None
     sliding_window: int | None
     is_causal: bool = True
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,13 @@ class BatchAttention(Protocol):
     model's geometry.
     """
 
-    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Store this step's keys and values, then attend over each request's own tokens.
 
         query: [num_heads, num_tokens, head_dim]; key, value: [num_kv_heads, num_tokens, head_dim]
+        sinks: [num_heads], the score of each head's sink; None if the layer has none
         Returns [num_tokens, num_heads, head_dim].
         """
 
@@ -112,11 +117,13 @@ def attention_forward(
     softcap: float | None = None,
     sliding_window: int | None = None,
     dropout: float = 0.0,
+    s_aux: Tensor | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, None]:
     """Attend with the step's batch; transformers' attention modules call this function.
 
     query: [1, num_heads, num_tokens, head_dim]; key, value: [1, num_kv_heads, num_tokens, head_dim]
+    s_aux: [num_heads], the score of each head's sink, by the name that transformers gives it
     kwargs: BATCH_ARGUMENT names the step's BatchAttention
     Returns [1, num_tokens, num_heads, head_dim], and None in place of the attention weights.
     Raises UnsupportedModel if the module asks for anything but plain attention, causal or to both sides.
@@ -129,8 +136,9 @@ def attention_forward(
         softcap=softcap,
         sliding_window=sliding_window,
         is_causal=bool(getattr(module, "is_causal", True)) and kwargs.get("is_causal") is not False,
+        has_sinks=s_aux is not None,
     )
-    return batch.attend(layer, query[0], key[0], value[0])[None], None
+    return batch.attend(layer, query[0], key[0], value[0], s_aux)[None], None
 
 
 def _refuse_what_is_not_plain_attention(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.sinks import softmax_with_sinks
 from kv_transfer.device_kind import is_accelerator
 
 _MIN_SEQUENCES = 4
@@ -38,6 +38,7 @@ def attend_with_shared_prefix(
     prefix: tuple[Tensor, Tensor],
     own: tuple[Tensor, Tensor],
     mask: Tensor,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend with one token of each sequence to the shared prefix, and to the sequence's own keys after the prefix.
 
@@ -45,6 +46,7 @@ def attend_with_shared_prefix(
     prefix:  keys and values, [1, num_kv_heads, num_prefix_tokens, head_dim]
     own:     keys and values, [n, num_kv_heads, num_keys, head_dim]
     mask:    [n, 1, 1, num_keys], additive, for the sequences' own keys
+    sinks:   [num_kv_heads, num_heads / num_kv_heads, 1], the score of each head's sink; None: the layer has none
     Returns queries' shape and dtype; computes in float32.
     """
     num_sequences, num_kv_heads, group, head_dim = queries.shape
@@ -58,7 +60,7 @@ def attend_with_shared_prefix(
     if layer.softcap is not None:
         scores = torch.tanh(scores / layer.softcap) * layer.softcap
     scores[..., num_prefix_tokens:] += mask
-    weights = functional.softmax(scores, dim=-1)
+    weights = softmax_with_sinks(scores, sinks)
     folded = weights[..., :num_prefix_tokens].transpose(0, 1).reshape(num_kv_heads, -1, num_prefix_tokens)
     attended = torch.matmul(folded, prefix_values).view(num_kv_heads, num_sequences, group, head_dim).transpose(0, 1)
     return (attended + torch.matmul(weights[..., num_prefix_tokens:], values)).to(queries.dtype)

@@ -36,6 +36,11 @@ class KVGeometry:
         return len(self.layers)
 
     @property
+    def has_sinks(self) -> bool:
+        """Whether a layer has attention sinks."""
+        return any(layer.has_sinks for layer in self.layers)
+
+    @property
     def is_causal(self) -> bool:
         """Whether, in every layer, a token attends to itself and the tokens before it only."""
         return all(layer.is_causal for layer in self.layers)
@@ -57,11 +62,13 @@ class GeometryProbe:
         self._layers: dict[int, AttentionLayer] = {}
         self._shapes: set[tuple[int, int, int]] = set()
 
-    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """Record what the layer asks for, and return a result of the shape that BatchAttention.attend has.
 
-        The result's numbers are not used: they are those of causal attention without window and without soft-capping.
-        Raises UnsupportedModel if a layer attends twice, or if keys and values do not fit the queries.
+        The result's numbers are not used: they are those of causal attention without window, soft-capping and sinks.
+        Raises UnsupportedModel if a layer attends twice, or if keys, values or sinks do not fit the queries.
         """
         if layer.index in self._layers:
             raise UnsupportedModel(self._architecture, f"layer {layer.index} attends more than once")
@@ -71,6 +78,11 @@ class GeometryProbe:
             )
         if key.shape[1] != query.shape[1]:
             raise UnsupportedModel(self._architecture, "keys are not those of the queries' own tokens")
+        if sinks is not None and sinks.shape != query.shape[:1]:
+            raise UnsupportedModel(
+                self._architecture,
+                f"its attention sinks are {list(sinks.shape)}, and served is one number for each of its heads",
+            )
         self._layers[layer.index] = layer
         self._shapes.add((query.shape[0], key.shape[0], key.shape[2]))
         attended = functional.scaled_dot_product_attention(

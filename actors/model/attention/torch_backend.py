@@ -8,6 +8,8 @@ repeated for each head.
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -16,11 +18,14 @@ from actors.model.attention.backend import AttentionNeeds, BackendName
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import CacheShape, DecodeBucket, PrefillSegment, plan_window, plan_writes
 from actors.model.attention.cascade import attend_with_shared_prefix
+from actors.model.attention.sinks import softmax_with_sinks
 from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KeyOrder
 
 _TRANSPOSED_BUFFER = 4
 """The buffer that holds gathered keys of the transposed order, before they are turned round into their own buffer."""
+_MAX_SCORES: Final = 1 << 24
+"""The most scores that are in memory at once where torch's fused attention cannot compute them: 64 MiB in float32."""
 
 
 class TorchKind:
@@ -125,16 +130,18 @@ class TorchBatch:
         if begun.shape[0]:
             backend.kv_cache.index_fill_(0, begun, 0)
 
-    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """See BatchAttention."""
         self._write(layer.index, key, value)
         plan = self._plans[layer.sliding_window]
         num_heads, num_tokens, head_dim = query.shape
         output = query.new_empty(num_tokens, num_heads, head_dim)
         for bucket in plan.decodes:
-            output.index_copy_(0, bucket.tokens.view(-1), self._decode(layer, bucket, query))
+            output.index_copy_(0, bucket.tokens.view(-1), self._decode(layer, bucket, query, sinks))
         for segment in plan.prefills:
-            attended = self._prefill(layer, segment, query, key, value)
+            attended = self._prefill(layer, segment, (query, key, value), sinks)
             output[segment.start : segment.stop] = attended.transpose(0, 1)
         return output
 
@@ -149,7 +156,7 @@ class TorchBatch:
             stored[rows // block_size + 2 * layer, :, rows % block_size] = keys
         backend.rows[(2 * layer + 1) * block_size :].index_copy_(0, rows, values)
 
-    def _decode(self, layer: AttentionLayer, bucket: DecodeBucket, query: Tensor) -> Tensor:
+    def _decode(self, layer: AttentionLayer, bucket: DecodeBucket, query: Tensor, sinks: Tensor | None) -> Tensor:
         """Return the attention of a bucket's tokens, [n * num_queries, num_heads, head_dim]."""
         (num_sequences, num_queries), num_kv_heads = bucket.tokens.shape, self._backend.shape.num_kv_heads
         num_heads, _, head_dim = query.shape
@@ -157,11 +164,13 @@ class TorchBatch:
         keys, values = self._backend.gather(bucket.tiles, layer.index, num_sequences)
         queries = query.index_select(1, bucket.tokens.view(-1)).view(num_heads, num_sequences, num_queries, head_dim)
         folded = queries.transpose(0, 1).reshape(num_sequences, num_kv_heads, group * num_queries, head_dim)
+        if sinks is not None:
+            sinks = sinks.view(num_kv_heads, group, 1).expand(-1, -1, num_queries).reshape(num_kv_heads, -1, 1)
         if bucket.prefix_tiles is None:
-            attended = _attend(layer, folded, keys, values, self._mask(bucket, group))
+            attended = _attend(layer, folded, (keys, values), self._mask(bucket, group), sinks)
         else:
             prefix = self._backend.gather(bucket.prefix_tiles, layer.index, 1, beside=True)
-            attended = attend_with_shared_prefix(layer, folded, prefix, (keys, values), bucket.mask)
+            attended = attend_with_shared_prefix(layer, folded, prefix, (keys, values), bucket.mask, sinks)
         by_head = attended.reshape(num_sequences, num_heads, num_queries, head_dim)
         return by_head.transpose(1, 2).reshape(-1, num_heads, head_dim)
 
@@ -174,9 +183,17 @@ class TorchBatch:
         return self._repeated_masks[id(bucket)]
 
     def _prefill(
-        self, layer: AttentionLayer, segment: PrefillSegment, query: Tensor, key: Tensor, value: Tensor
+        self,
+        layer: AttentionLayer,
+        segment: PrefillSegment,
+        states: tuple[Tensor, Tensor, Tensor],
+        sinks: Tensor | None,
     ) -> Tensor:
-        """Return the attention of one sequence's tokens, [num_heads, stop - start, head_dim]."""
+        """Return the attention of one sequence's tokens, [num_heads, stop - start, head_dim].
+
+        states: the step's queries, keys and values
+        """
+        query, key, value = states
         tokens = slice(segment.start, segment.stop)
         queries = query[None, :, tokens]
         if segment.tiles is None:
@@ -184,41 +201,60 @@ class TorchBatch:
         else:
             assert layer.is_causal, "without causal attention, all of a prompt is computed in one step"
             keys, values = self._backend.gather(segment.tiles, layer.index, 1)
-        return _attend(layer, queries, keys, values, segment.mask)[0]
+        if sinks is not None:
+            sinks = sinks[:, None, None]
+        return _attend(layer, queries, (keys, values), segment.mask, sinks)[0]
 
 
-def _attend(layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def _attend(
+    layer: AttentionLayer, query: Tensor, cached: tuple[Tensor, Tensor], mask: Tensor | None, sinks: Tensor | None
+) -> Tensor:
     """Attend with queries, [n, num_heads, q, head_dim], to keys and values, [n, num_kv_heads, k, head_dim].
 
-    mask: additive, broadcast to [n, num_heads, q, k]. None: the layer is causal, or has no mask at all, and q == k
+    mask:  additive, broadcast to [n, num_heads, q, k]. None: the layer is causal, or has no mask at all, and q == k
+    sinks: [num_heads, q or 1, 1], the score of each row's sink; None: the layer has none
     Returns the queries' shape.
     """
-    if layer.softcap is not None:
-        return _attend_with_softcap(layer, query, key, value, mask)
-    return functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None and layer.is_causal,
-        scale=layer.scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    key, value = cached
+    if layer.softcap is None and sinks is None:
+        return functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=mask is None and layer.is_causal,
+            scale=layer.scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    if mask is None and layer.is_causal:
+        mask = query.new_full((query.shape[2], key.shape[2]), float("-inf")).triu_(1)
+    num_rows = max(1, _MAX_SCORES // (query.shape[0] * query.shape[1] * key.shape[2]))
+    parts = [
+        _attend_by_scores(
+            layer,
+            query[:, :, rows],
+            cached,
+            mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :],
+            sinks if sinks is None or sinks.shape[1] == 1 else sinks[:, rows],
+        )
+        for rows in (slice(first, first + num_rows) for first in range(0, query.shape[2], num_rows))
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
 
-def _attend_with_softcap(
-    layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+def _attend_by_scores(
+    layer: AttentionLayer, query: Tensor, cached: tuple[Tensor, Tensor], mask: Tensor | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attend as _attend does, with soft-capped scores (Gemma 2), which torch's fused attention cannot compute."""
-    assert layer.softcap is not None
+    """Attend as _attend does, for what torch's fused attention cannot compute: soft-capped scores (Gemma 2), sinks."""
+    key, value = cached
     num_sequences, num_kv_heads, _, head_dim = key.shape
     grouped = query.reshape(num_sequences, num_kv_heads, -1, query.shape[2], head_dim)
     scores = torch.matmul(grouped, key[:, :, None].transpose(-1, -2)) * layer.scaling
-    scores = torch.tanh(scores / layer.softcap) * layer.softcap
+    if layer.softcap is not None:
+        scores = torch.tanh(scores / layer.softcap) * layer.softcap
     if mask is not None:
         scores = scores + (mask[:, :, None] if mask.ndim == 4 else mask)
-    elif layer.is_causal:
-        causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
-        scores = scores.masked_fill(causal, float("-inf"))
-    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    if sinks is not None:
+        sinks = sinks.view(num_kv_heads, -1, sinks.shape[1], 1)
+    weights = softmax_with_sinks(scores, sinks).to(query.dtype)
     return torch.matmul(weights, value[:, :, None]).reshape(query.shape)

@@ -136,7 +136,9 @@ class TritonBatch:
         ]
         return cls(backend, slots, _Requests(batch[0], batch[1], batch[2]), tiles)
 
-    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """See BatchAttention."""
         torch.ops.raypd.write_kv(self._kv_cache, key, value, self._slots, layer.index)
         num_heads, num_tokens, head_dim = query.shape
@@ -159,6 +161,7 @@ class TritonBatch:
                 layer.softcap or 0.0,
                 layer.sliding_window or 0,
                 layer.is_causal,
+                sinks,
             )
         return output
 

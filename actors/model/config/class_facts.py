@@ -32,12 +32,11 @@ WITH_RECURRENT_STATE: Final = _words(
 )
 """Causal language models whose class is _is_stateful; granitemoehybrid keeps a state in some checkpoints only."""
 
-WITH_SINKS: Final = _words(
-    """
-    deepseek_v4 flint gpt_oss granite_swa granitemoe_swa hy_v4 mimo_v2_flash
-    """
-)
-"""Causal language models with attention sinks: a learned weight beside the keys of each head."""
+WITH_BATCH_DELIVERED: Final = _words("falcon nemotron stablelm")
+"""Causal language models whose attention modules get the step's batch in another way than by the model's own code."""
+
+WITH_REPLACED_ATTENTION: Final = _words("falcon")
+"""The ones among them whose attention does not run through transformers' AttentionInterface: raypd has its own."""
 
 WITH_WINDOW_IN_MASK: Final = _words("moshi phimoe qwen2_moe")
 """Causal language models that apply their sliding window in a mask only, and do not pass the window to attention."""
@@ -49,6 +48,11 @@ BIDIRECTIONAL_UNLESS_DECODER: Final = _words(
     """
 )
 """Encoders whose language model is causal only where the config says is_decoder."""
+
+WITH_POSITIONS_AFTER_PADDING: Final = _words(
+    "camembert data2vec-text roberta roberta-prelayernorm xlm-roberta xlm-roberta-xl xmod"
+)
+"""Causal language models that number positions from the one after the padding token."""
 
 ACTIVATIONS: Final = _words(
     """
@@ -62,7 +66,7 @@ REFUSED_ON_TRIAL: Final = {
     "diffllama": "it attends more than once in a layer",
     "doge": "its attention has a mask of its own",
     "hrm_text": "its attention has a mask of its own",
-    "nemotron": "it does not hand its keyword arguments down to attention",
+    "mimo_v2_flash": "its keys and values differ in shape, and its layers in their number of KV heads",
 }
 """Models that an engine refuses when it runs them, whatever their weights."""
 

@@ -21,8 +21,9 @@ from actors.model.config.class_facts import (
     BIDIRECTIONAL_UNLESS_DECODER,
     QUANTIZATION_PACKAGES,
     REFUSED_ON_TRIAL,
+    WITH_BATCH_DELIVERED,
+    WITH_POSITIONS_AFTER_PADDING,
     WITH_RECURRENT_STATE,
-    WITH_SINKS,
     WITH_WINDOW_IN_MASK,
     WITHOUT_ATTENTION_INTERFACE,
 )
@@ -151,6 +152,10 @@ def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:
 def count_heads(text: PretrainedConfig) -> tuple[int, int]:
     """Return the number of attention heads of a layer, and the number of its KV heads."""
     num_heads = int(text.num_attention_heads)
+    if text.model_type == "falcon":
+        if text.new_decoder_architecture:
+            return num_heads, int(text.num_kv_heads)
+        return num_heads, 1 if text.multi_query else num_heads
     return num_heads, int(getattr(text, "num_key_value_heads", None) or num_heads)
 
 
@@ -222,15 +227,16 @@ def _reason_in_head(config: PretrainedConfig) -> str | None:
     is_encoder = config.model_type in BIDIRECTIONAL_UNLESS_DECODER and not getattr(config, "is_decoder", False)
     if is_encoder and kind_of(config) is ModelKind.GENERATION:
         return "its attention is not causal; such a model is served without a head only"
+    if config.model_type in WITH_POSITIONS_AFTER_PADDING and kind_of(config) is ModelKind.GENERATION:
+        # Its forward gives other tokens than transformers' generate(), which hands it positions from 0 on.
+        return "it numbers positions from the one after its padding token, and transformers' generate() from 0"
     return None
 
 
 def _reason_in_class_facts(config: PretrainedConfig) -> str | None:
     if config.model_type in WITH_RECURRENT_STATE and keeps_recurrent_state(config):
         return "it keeps recurrent state, which cannot be kept in blocks"
-    if config.model_type in WITH_SINKS:
-        return "it uses attention sinks"
-    if config.model_type in WITHOUT_ATTENTION_INTERFACE:
+    if config.model_type in WITHOUT_ATTENTION_INTERFACE - WITH_BATCH_DELIVERED:
         return "its implementation does not run through transformers' AttentionInterface"
     return None
 

@@ -9,6 +9,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.model.attention.batch_attention import ATTENTION_NAME
+from actors.model.config.class_facts import WITH_BATCH_DELIVERED, WITH_REPLACED_ATTENTION
 from actors.model.config.config_rules import architecture_name, keeps_recurrent_state, refuse_by_config
 from actors.model.config.model_kind import kind_of
 from actors.model.errors import UnsupportedModel
@@ -23,7 +24,12 @@ def refuse_unsupported(config: PretrainedConfig, *, trust_remote_code: bool, tp_
 
 
 def attention_choice(config: PretrainedConfig) -> str | dict[str, str]:
-    """Return the attention that each part of the model uses: ours for the decoder, torch's for an image encoder."""
+    """Return the attention that each part of the model uses: ours for the decoder, torch's for an image encoder.
+
+    A model whose attention cannot be named is built with its own; batch_delivery.py replaces it during a forward.
+    """
+    if config.model_type in WITH_REPLACED_ATTENTION:
+        return "eager"
     if vision_family(config) is None:
         return ATTENTION_NAME
     return {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}
@@ -35,9 +41,8 @@ def _reason_in_class(config: PretrainedConfig, trust_remote_code: bool) -> str |
         return "transformers has no class for it"
     if getattr(model, "_is_stateful", False) and keeps_recurrent_state(config):
         return "it keeps recurrent state, which cannot be kept in blocks"
-    if any(name.endswith("sinks") for name, _ in model.named_parameters()):
-        return "it uses attention sinks"
-    if not getattr(model, "_supports_attention_backend", False):
+    is_reached = config.model_type in WITH_BATCH_DELIVERED or getattr(model, "_supports_attention_backend", False)
+    if not is_reached:
         return "its implementation does not run through transformers' AttentionInterface"
     return None
 

@@ -128,6 +128,8 @@ def _replace_layer(model: nn.Module, name: str, shard: LayerShard, group: Tensor
         setattr(layer, "intermediate_dim", shard.num_rows)  # noqa: B010  # untyped
         layer.register_forward_hook(lambda module, inputs, output: group.all_reduce(output))
         return
+    if shard.split is Split.HEADS:
+        return
     assert isinstance(layer, nn.Linear)
     replacement: nn.Module
     if shard.split is Split.INPUTS:

@@ -34,6 +34,8 @@ class Split(enum.Enum):
     """Each rank computes some outputs; all ranks get all of them."""
     EXPERTS = enum.auto()
     """Each rank computes a part of every expert of a mixture; the outputs are summed over the ranks."""
+    HEADS = enum.auto()
+    """Each rank holds the numbers of its query heads that an attention module has beside its layers: sinks."""
 
 
 _SPLITS: dict[str, Split | None] = {
@@ -41,6 +43,7 @@ _SPLITS: dict[str, Split | None] = {
     "rowwise": Split.INPUTS,
     "colwise_gather_output": Split.GATHERED_OUTPUTS,
     "moe_tp_experts": Split.EXPERTS,
+    "local_params": Split.HEADS,
     # The norms within a head. This plan only concerns gradients.
     "replicated_with_grad_allreduce": None,
     # Every rank keeps all embeddings, because a lookup costs nothing.
@@ -52,7 +55,8 @@ _SPLITS: dict[str, Split | None] = {
 class LayerShard:
     """A rank's part of one layer.
 
-    rows: this rank's outputs, or its inputs if inputs are split; for experts, its intermediate features
+    rows: this rank's outputs, or its inputs if inputs are split; for experts, its intermediate features; for sinks, its
+        query heads
     num_rows: the padded number of rows, equal on all ranks; rows is shorter on the last ranks if the split is uneven
     """
 
@@ -106,6 +110,8 @@ def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, siz
             _refuse_rows_per_head(name, module, config)
         if split is Split.EXPERTS:
             shards[name] = _shard_experts(name, module, config, styles, (rank, size))
+        elif split is Split.HEADS:
+            shards[name] = _shard_sinks(name, module, config, styles, (rank, size))
         elif split is not None and isinstance(module, nn.Linear):
             shards[name] = _shard_layer(name, module, split, config, (rank, size))
         elif split is not None or style not in _SPLITS:
@@ -152,6 +158,23 @@ def _shard_layer(
         )
     share = features // size
     return LayerShard(split, range(rank * share, (rank + 1) * share), share)
+
+
+def _shard_sinks(
+    name: str, module: nn.Module, config: PretrainedConfig, styles: dict[str, str], place: tuple[int, int]
+) -> LayerShard:
+    """Split the parameters that an attention module itself has: one number for each query head."""
+    rank, size = place
+    num_heads, _ = count_heads(config.get_text_config(decoder=True))
+    own = {weight: tuple(parameter.shape) for weight, parameter in module.named_parameters(recurse=False)}
+    planned = {weight: styles.get(f"{_generic(name)}.{weight}") for weight in own}
+    if own != {"sinks": (num_heads,)} or planned != {"sinks": "colwise"}:
+        raise UnsupportedModel(
+            architecture_name(config),
+            f"{name} ({type(module).__name__}) cannot be split over ranks: its plan says {planned} of {own}",
+        )
+    share = num_heads // size
+    return LayerShard(Split.HEADS, range(rank * share, (rank + 1) * share), share)
 
 
 def _shard_experts(

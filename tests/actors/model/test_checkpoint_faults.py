@@ -147,12 +147,6 @@ def test_a_model_whose_config_wants_a_padding_token_is_served(tmp_path: Path) ->
     assert load_model(dummy("modernbert-decoder", settings, tmp_path)).geometry.num_layers == 2
 
 
-def test_a_roberta_that_generates_counts_positions_from_its_padding_token(tmp_path: Path) -> None:
-    settings = SMALL | {"is_decoder": True, "pad_token_id": 1, "max_position_embeddings": 130}
-
-    assert load_model(dummy("roberta", settings, tmp_path)).max_model_len == 128
-
-
 def test_a_missing_package_is_named(checkpoint: CheckpointOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def need_package(*args: Any, **kwargs: Any) -> None:
         raise ImportError("Loading it requires frob (`pip install frob`)")

@@ -124,8 +124,10 @@ def test_a_model_that_computes_otherwise_than_transformers_is_refused(
 ) -> None:
     attend = torch_backend._attend
 
-    def ignore_scaling(layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return attend(layer, query * 1.1, key, value, mask)
+    def ignore_scaling(
+        layer: AttentionLayer, query: Tensor, cached: tuple[Tensor, Tensor], mask: Tensor | None, sinks: Tensor | None
+    ) -> Tensor:
+        return attend(layer, query * 1.1, cached, mask, sinks)
 
     monkeypatch.setattr(torch_backend, "_attend", ignore_scaling)
 

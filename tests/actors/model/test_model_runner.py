@@ -15,7 +15,7 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.core.vllm_view import sampled_token_ids
 from kv_transfer.layout import KeyOrder
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
-from tests.checkpoints import FAMILIES, VOCAB_SIZE
+from tests.checkpoints import FAMILIES, FURTHER_FAMILIES, VOCAB_SIZE
 from tests.reference import greedy_tokens, random_prompt
 
 pytestmark = pytest.mark.usefixtures("shared_models")
@@ -24,6 +24,8 @@ CheckpointOf = Callable[[str], Path]
 
 NUM_OUTPUT_TOKENS = 12
 PROMPT_LENGTHS = (1, 7, 16, 33, 40)
+SAMPLE = ("gpt_oss", "falcon_40b", "stablelm")
+"""The further families that are tried in `make test`."""
 
 
 def generate(directory: Path, prompt: tuple[int, ...]) -> list[int]:
@@ -39,7 +41,9 @@ def add_all(stepper: Stepper) -> None:
         stepper.add(f"prompt of {length}", Sequence(random_prompt(length)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*FAMILIES, *(pytest.param(family, marks=pytest.mark.more) for family in FURTHER_FAMILIES)]
+)
 def test_greedy_tokens_equal_generate_for_every_chunking_and_block_size(family: str, checkpoint: CheckpointOf) -> None:
     directory = checkpoint(family)
     expected = expected_outputs(directory)
@@ -57,7 +61,13 @@ def test_greedy_tokens_equal_generate_for_every_chunking_and_block_size(family: 
         assert stepper.run(num_output_tokens=NUM_OUTPUT_TOKENS, chunk=chunk) == expected, (block_size, chunk)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        *(*FAMILIES, *SAMPLE),
+        *(pytest.param(family, marks=pytest.mark.more) for family in FURTHER_FAMILIES if family not in SAMPLE),
+    ],
+)
 def test_one_batch_mixes_prefill_chunks_and_decodes(family: str, checkpoint: CheckpointOf) -> None:
     directory = checkpoint(family)
     stepper = Stepper(make_runner(directory, block_size=8, num_blocks=64, key_order=KeyOrder.TRANSPOSED))

@@ -65,6 +65,7 @@ def attend_kernel(
     part_values,
     part_maxima,
     part_sums,
+    sinks,
     tile_requests,
     tile_tokens,
     query_starts,
@@ -89,6 +90,7 @@ def attend_kernel(
     IS_CAUSAL: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
@@ -96,6 +98,7 @@ def attend_kernel(
 
     score_scale: the layer's scaling; where scores are not capped, times log2(e)
     part_values, part_maxima, part_sums: with IS_SPLIT, what combine_kernel puts together; otherwise not touched
+    sinks: with HAS_SINKS, the score of each query head's sink, which only the first part counts; otherwise not touched
     """
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     request = tl.load(tile_requests + tile)
@@ -129,6 +132,13 @@ def attend_kernel(
 
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
+    if HAS_SINKS:
+        # A sink is a key that comes before all others, with a value of zeros. Each row sees it, or it would be -inf.
+        sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+        if IS_SPLIT:
+            sink = tl.where(part == 0, sink, float("-inf"))
+        maximum = sink
+        total = tl.where(sink == float("-inf"), 0.0, 1.0)
     values = tl.zeros((ROWS, HEAD_DIM_PADDED), tl.float32)
     table = block_tables + request.to(tl.int64) * table_stride
     tiles = kv_cache + layer_start + kv_head * head_stride

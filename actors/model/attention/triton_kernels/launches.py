@@ -117,13 +117,20 @@ def write_launch(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor, la
 
 
 def attend_launch(
-    query: Tensor, kv_cache: Tensor, output: Tensor, tiles: Tiles, call: LayerCall, parts: tuple[Tensor, ...] = ()
+    query: Tensor,
+    kv_cache: Tensor,
+    output: Tensor,
+    tiles: Tiles,
+    call: LayerCall,
+    parts: tuple[Tensor, ...] = (),
+    sinks: Tensor | None = None,
 ) -> Launch:
     """Return the launch that computes the attention of all tiles.
 
     query:  [num_heads, num_tokens, head_dim], the last dimension contiguous
     output: [num_tokens, num_heads, head_dim], contiguous
     parts:  as make_parts() returns them, or empty: the keys are not split
+    sinks:  [num_heads], the score of each head's sink; None: the layer has none
     """
     num_kv_heads, head_dim = kv_cache.shape[1], kv_cache.shape[5]
     size = tile_size(tiles.rows, head_dim, kv_cache.dtype)
@@ -135,6 +142,7 @@ def attend_launch(
         "part_values": values,
         "part_maxima": maxima,
         "part_sums": sums,
+        "sinks": query if sinks is None else sinks,
         "tile_requests": tiles.requests,
         "tile_tokens": tiles.tokens,
         "query_starts": tiles.query_starts,
@@ -154,6 +162,7 @@ def attend_launch(
         "IS_CAUSAL": call.is_causal,
         "HAS_WINDOW": call.window > 0,
         "HAS_SOFTCAP": call.softcap > 0,
+        "HAS_SINKS": sinks is not None,
         "IS_SPLIT": bool(parts),
         "UPCAST": not is_accelerator(query.device),
     }

@@ -52,6 +52,7 @@ def attend_tiles(
     softcap: float,
     window: int,
     is_causal: bool,
+    sinks: Tensor | None = None,
 ) -> None:
     """Attend with the tokens of all tiles, and write their rows of output. Other rows stay as they are.
 
@@ -64,15 +65,16 @@ def attend_tiles(
     max_tokens: the most tokens that a request of these tiles computes
     num_parts: into how many parts a tile's keys are split
     softcap, window: 0 stands for none
+    sinks: [num_heads], contiguous, of any floating type: the score of each head's sink
     """
     tiles = Tiles(tile_requests, tile_tokens, query_starts, seq_lens, block_tables, rows, max_tokens)
     call = LayerCall(layer, scaling, softcap, window, is_causal)
     queries = _with_dense_rows(query)
     if num_parts == 1:
-        start(attend_launch(queries, kv_cache, output, tiles, call))
+        start(attend_launch(queries, kv_cache, output, tiles, call, sinks=sinks))
         return
     parts = make_parts(queries, kv_cache, tiles, num_parts)
-    start(attend_launch(queries, kv_cache, output, tiles, call, parts))
+    start(attend_launch(queries, kv_cache, output, tiles, call, parts, sinks))
     start(combine_launch(output, kv_cache, tiles, parts))
 
 
@@ -114,9 +116,11 @@ def _(
     softcap: float,
     window: int,
     is_causal: bool,
+    sinks: Tensor | None = None,
 ) -> None:
     arrays = (tile_requests, tile_tokens, query_starts, seq_lens, block_tables)
-    _check_same_device(output, query, kv_cache, *arrays)
+    _check_same_device(output, query, kv_cache, *arrays, *(() if sinks is None else (sinks,)))
+    assert sinks is None or (sinks.shape == query.shape[:1] and sinks.is_contiguous())
     assert query.shape == (output.shape[1], output.shape[0], kv_cache.shape[5])
     assert output.dtype == query.dtype == kv_cache.dtype
     assert all(array.dtype == torch.int32 for array in arrays)

@@ -18,11 +18,11 @@ LENGTHS = (13, 16, 29, 90, 14)
 """The lengths of the sequences, this step's token included; they begin with NUM_COMMON blocks of the same."""
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(None, False), (1.5, False), (None, True)])
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_shared_prefix_changes_nothing(
-    is_shared: bool, group: int, softcap: float | None, monkeypatch: pytest.MonkeyPatch
+    is_shared: bool, group: int, softcap: float | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cascade, "_MIN_TOKENS", 1 if is_shared else 10**6)
     generator = torch.Generator().manual_seed(7)
@@ -30,7 +30,8 @@ def test_a_shared_prefix_changes_nothing(
     # Whatever the batch does not own is NaN: reading it would show.
     cache = torch.full((NUM_COMMON + sum(num_own) + 1, NUM_KV_HEADS, NUM_LAYERS, 2, BLOCK_SIZE, HEAD_DIM), np.nan)
     backend = TorchAttention(cache, frozenset({None}), is_causal=True)
-    layer = AttentionLayer(index=1, scaling=0.4, softcap=softcap, sliding_window=None)
+    layer = AttentionLayer(index=1, scaling=0.4, softcap=softcap, sliding_window=None, has_sinks=has_sinks)
+    sinks = torch.randn(NUM_KV_HEADS * group, generator=generator) if has_sinks else None
     tables = np.zeros((len(LENGTHS), NUM_COMMON + max(num_own)), dtype=np.int64)
     prefix = torch.randn(2, NUM_KV_HEADS, NUM_COMMON * BLOCK_SIZE, HEAD_DIM, generator=generator)
     states, next_block = [], NUM_COMMON
@@ -42,15 +43,17 @@ def test_a_shared_prefix_changes_nothing(
         states.append(torch.cat([prefix, own], dim=2))
         before = BatchShape(np.array([0, length - 1]), np.array([0]), tables[index : index + 1])
         stored = states[index][:, :, : length - 1]
-        backend.prepare(before).attend(layer, stored[0].repeat(group, 1, 1), stored[0], stored[1])
+        backend.prepare(before).attend(layer, stored[0].repeat(group, 1, 1), stored[0], stored[1], sinks)
     fresh = torch.cat([state[:, :, -1:] for state in states], dim=2)
     query = torch.randn(NUM_KV_HEADS * group, len(LENGTHS), HEAD_DIM, generator=generator)
     shape = BatchShape(np.arange(len(LENGTHS) + 1), np.array(LENGTHS) - 1, tables, NUM_COMMON)
 
     plan = backend.prepare(shape)
-    output = plan.attend(layer, query, fresh[0], fresh[1])
+    output = plan.attend(layer, query, fresh[0], fresh[1], sinks)
 
-    expected = torch.cat([attend_densely(query[:, [i]], state[0], state[1], layer) for i, state in enumerate(states)])
+    expected = torch.cat(
+        [attend_densely(query[:, [i]], state[0], state[1], layer, sinks) for i, state in enumerate(states)]
+    )
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
     buckets = plan._plans[None].decodes
     assert all((bucket.prefix_tiles is not None) == is_shared for bucket in buckets)

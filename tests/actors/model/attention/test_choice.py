@@ -25,6 +25,8 @@ LAYERS = (
     AttentionLayer(1, 0.3, None, 4096),
     AttentionLayer(2, 0.3, 2.0, 10),
     AttentionLayer(3, 0.3, 2.0, None),
+    AttentionLayer(4, 0.3, None, 10, has_sinks=True),
+    AttentionLayer(5, 0.3, 2.0, None, has_sinks=True),
 )
 NEEDS = AttentionNeeds(torch.device("cpu"), torch.float32, KVGeometry(6, 2, 32, LAYERS), 16, KeyOrder.PLAIN)
 
@@ -35,8 +37,10 @@ class WrongBatch:
     def __init__(self, right: BatchAttention) -> None:
         self._right = right
 
-    def attend(self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        attended = self._right.attend(layer, query, key, value)
+    def attend(
+        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        attended = self._right.attend(layer, query, key, value, sinks)
         if layer.softcap is not None:
             attended[-1, -1] = 0
         return attended

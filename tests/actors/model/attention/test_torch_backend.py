@@ -1,6 +1,7 @@
 """The paged backend against attention written out, over random batches.
 
-Tests of actors/model/attention/batch_attention.py, actors/model/attention/batch_plan.py.
+Tests of actors/model/attention/batch_attention.py, actors/model/attention/batch_plan.py,
+actors/model/attention/sinks.py.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ def batches(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, int, int]:
     return sequences, draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([1, 3])), draw(st.integers(0, 99))
 
 
-@given(batches(), st.sampled_from(WINDOWS), st.sampled_from([None, 1.5]), st.sampled_from(KeyOrder))
-@settings(max_examples=60, deadline=None)
+@given(batches(), st.sampled_from(WINDOWS), st.sampled_from([None, 1.5]), st.sampled_from(KeyOrder), st.booleans())
+@settings(max_examples=80, deadline=None)
 def test_every_batch_attends_as_written_out(
-    batch: tuple[list[tuple[int, int]], int, int, int], window: int | None, softcap: float | None, key_order: KeyOrder
+    batch: tuple[list[tuple[int, int]], int, int, int],
+    window: int | None,
+    softcap: float | None,
+    key_order: KeyOrder,
+    has_sinks: bool,
 ) -> None:
     sequences, block_size, group, seed = batch
     generator = torch.Generator().manual_seed(seed)
@@ -45,7 +50,8 @@ def test_every_batch_attends_as_written_out(
     )
     tables = np.zeros((len(sequences), max(blocks_each)), dtype=np.int64)
     backend = TorchAttention(cache, frozenset({window}), key_order=key_order, is_causal=True)
-    layer = AttentionLayer(index=1, scaling=0.4, softcap=softcap, sliding_window=window)
+    layer = AttentionLayer(index=1, scaling=0.4, softcap=softcap, sliding_window=window, has_sinks=has_sinks)
+    sinks = torch.randn(NUM_KV_HEADS * group, generator=generator) if has_sinks else None
     states = [torch.randn(2, NUM_KV_HEADS, sum(lengths), HEAD_DIM, generator=generator) for lengths in sequences]
     first_block = 0
     for index, (computed, _) in enumerate(sequences):
@@ -54,17 +60,17 @@ def test_every_batch_attends_as_written_out(
         if computed:
             before = BatchShape(np.array([0, computed]), np.array([0]), tables[index : index + 1])
             stored = states[index][:, :, :computed]
-            backend.prepare(before).attend(layer, stored[0].repeat(group, 1, 1), stored[0], stored[1])
+            backend.prepare(before).attend(layer, stored[0].repeat(group, 1, 1), stored[0], stored[1], sinks)
     lengths = np.array(sequences)
     shape = BatchShape(np.concatenate([[0], np.cumsum(lengths[:, 1])]), lengths[:, 0], tables)
     fresh = torch.cat([state[:, :, computed:] for state, (computed, _) in zip(states, sequences, strict=True)], dim=2)
     query = torch.randn(NUM_KV_HEADS * group, fresh.shape[2], HEAD_DIM, generator=generator)
 
-    output = backend.prepare(shape).attend(layer, query, fresh[0], fresh[1])
+    output = backend.prepare(shape).attend(layer, query, fresh[0], fresh[1], sinks)
 
     queries = torch.split(query, lengths[:, 1].tolist(), dim=1)
     expected = torch.cat(
-        [attend_densely(part, state[0], state[1], layer) for part, state in zip(queries, states, strict=True)]
+        [attend_densely(part, state[0], state[1], layer, sinks) for part, state in zip(queries, states, strict=True)]
     )
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
 

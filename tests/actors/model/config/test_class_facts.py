@@ -16,8 +16,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from actors.model.config.class_facts import (
     ACTIVATIONS,
     REFUSED_ON_TRIAL,
+    WITH_BATCH_DELIVERED,
+    WITH_POSITIONS_AFTER_PADDING,
     WITH_RECURRENT_STATE,
-    WITH_SINKS,
+    WITH_REPLACED_ATTENTION,
     WITH_WINDOW_IN_MASK,
     WITHOUT_ATTENTION_INTERFACE,
 )
@@ -31,9 +33,12 @@ def test_tables_name_the_model_types_whose_classes_are_so() -> None:
 
     assert {n for n, c in classes.items() if not c._supports_attention_backend} == WITHOUT_ATTENTION_INTERFACE
     assert {n for n, c in classes.items() if c._is_stateful} == WITH_RECURRENT_STATE
-    assert {n for n, c in classes.items() if _has_sinks(c)} == WITH_SINKS
+    assert {n for n in _reached(classes) if _numbers_after_padding(classes[n])} == WITH_POSITIONS_AFTER_PADDING
 
-    served = set(classes) - WITHOUT_ATTENTION_INTERFACE - WITH_RECURRENT_STATE - WITH_SINKS - set(REFUSED_ON_TRIAL)
+    calls_it = {name for name in WITH_BATCH_DELIVERED if _calls_attention_function(classes[name])}
+    assert calls_it == WITH_BATCH_DELIVERED - WITH_REPLACED_ATTENTION
+
+    served = set(classes) - WITHOUT_ATTENTION_INTERFACE - WITH_RECURRENT_STATE - set(REFUSED_ON_TRIAL)
     assert {
         name for name in served if _has_window_in_mask(name, classes[name])
     } - _NEVER_WINDOWED == WITH_WINDOW_IN_MASK
@@ -59,7 +64,17 @@ def _has_window_in_mask(name: str, model_class: type) -> bool:
     return "sliding_window" in fields and "sliding_window=" not in calls_without_masks
 
 
-def _has_sinks(model_class: type) -> bool:
+def _reached(classes: dict[str, Any]) -> set[str]:
+    return set(classes) - WITHOUT_ATTENTION_INTERFACE
+
+
+def _numbers_after_padding(model_class: type) -> bool:
     module = inspect.getmodule(model_class)
     assert module is not None
-    return re.search(r"self\.sinks|self\.\w*sinks? = nn", inspect.getsource(module)) is not None
+    return "create_position_ids_from_input_ids" in inspect.getsource(module)
+
+
+def _calls_attention_function(model_class: type) -> bool:
+    module = inspect.getmodule(model_class)
+    assert module is not None
+    return "ALL_ATTENTION_FUNCTIONS.get_interface(" in inspect.getsource(module)

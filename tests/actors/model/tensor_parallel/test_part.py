@@ -45,6 +45,7 @@ CheckpointOf = Callable[[str], Path]
 
 MOE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SPLIT_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "mixtral", "qwen3_moe")
+FURTHER = ("granitemoe_swa", "nemotron")
 UNEVEN: dict[str, tuple[str, dict[str, Any]]] = {
     "one KV head for three ranks": (
         "qwen2",
@@ -89,7 +90,9 @@ def assert_equals_whole_model(directory: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", SPLIT_FAMILIES)
+@pytest.mark.parametrize(
+    "family", [*SPLIT_FAMILIES, "granite_swa", *(pytest.param(family, marks=pytest.mark.more) for family in FURTHER)]
+)
 def test_split_logits_equal_the_whole_models(family: str, size: int, checkpoint: CheckpointOf) -> None:
     assert_equals_whole_model(checkpoint(family), size)
 

@@ -16,7 +16,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.triton_backend import TritonAttention
 
-LAYERS = (AttentionLayer(0, 0.1, None, None), AttentionLayer(1, 0.1, 50.0, 10))
+LAYERS = (AttentionLayer(0, 0.1, None, None), AttentionLayer(1, 0.1, 50.0, 10, has_sinks=True))
 SHAPE = BatchShape(np.array([0, 1, 41, 44]), np.array([17, 3, 30]), np.arange(30).reshape(3, 10))
 
 
@@ -29,8 +29,9 @@ def main() -> None:
         cache = torch.empty(40, 2, 2, 2, 16, 128, dtype=torch.bfloat16, device="fakegpu")
         query, key = (torch.empty(heads, 44, 128, dtype=torch.bfloat16, device="fakegpu") for heads in (8, 2))
         batch = TritonAttention(cache, 4, 132).prepare(SHAPE)
+        sinks = torch.empty(8, dtype=torch.bfloat16, device="fakegpu")
         for layer in LAYERS:
-            output = batch.attend(layer, query, key, key)
+            output = batch.attend(layer, query, key, key, sinks if layer.has_sinks else None)
             assert (output.shape, output.dtype, output.device) == ((44, 8, 128), torch.bfloat16, cache.device)
         with pytest.raises(AssertionError, match=r"tensors of one kernel lie on \['cpu', 'fakegpu:0'\]"):
             batch.attend(LAYERS[0], query, key, torch.empty(2, 44, 128, dtype=torch.bfloat16))

@@ -28,10 +28,12 @@ MIXED = ((0, 23), (37, 1), (20, 5), (0, 1), (30, 40), (15, 1))
 DECODES = ((40, 1), (0, 1), (63, 1))
 
 
-def attend_in_float64(query: Tensor, key: Tensor, value: Tensor, layer: AttentionLayer) -> Tensor:
+def attend_in_float64(
+    query: Tensor, key: Tensor, value: Tensor, layer: AttentionLayer, sinks: Tensor | None = None
+) -> Tensor:
     """The last q tokens of one sequence attend to all of it.
 
-    query: [num_heads, q, head_dim]; key, value: [num_kv_heads, k, head_dim]
+    query: [num_heads, q, head_dim]; key, value: [num_kv_heads, k, head_dim]; sinks: [num_heads]
     Returns [q, num_heads, head_dim].
     """
     group, num_keys, num_queries = query.shape[0] // key.shape[0], key.shape[1], query.shape[1]
@@ -46,7 +48,11 @@ def attend_in_float64(query: Tensor, key: Tensor, value: Tensor, layer: Attentio
         is_seen &= positions <= own
     if layer.sliding_window is not None:
         is_seen &= positions > own - layer.sliding_window
-    return (scores.masked_fill(~is_seen, -math.inf).softmax(-1) @ values).transpose(0, 1)
+    weights = scores.masked_fill(~is_seen, -math.inf).exp()
+    total = weights.sum(-1, keepdim=True)
+    if sinks is not None:
+        total = total + sinks.double().exp()[:, None, None]
+    return (weights / total @ values).transpose(0, 1)
 
 
 def check(
@@ -82,11 +88,13 @@ def check(
     query = torch.randn(num_tokens, NUM_KV_HEADS * group, head_dim, generator=generator).to(dtype).transpose(0, 1)
     keys, values = (part.transpose(0, 1).contiguous().transpose(0, 1) for part in fresh)
 
-    output = backend.prepare(shape).attend(layer, query, keys, values)
+    sinks = torch.randn(NUM_KV_HEADS * group, generator=generator).to(dtype) + 2 if layer.has_sinks else None
+
+    output = backend.prepare(shape).attend(layer, query, keys, values, sinks)
 
     queries = torch.split(query, lengths[:, 1].tolist(), dim=1)
     expected = torch.cat(
-        [attend_in_float64(part, state[0], state[1], layer) for part, state in zip(queries, states, strict=True)]
+        [attend_in_float64(part, state[0], state[1], layer, sinks) for part, state in zip(queries, states, strict=True)]
     )
     torch.testing.assert_close(output.double(), expected, atol=ERROR[dtype], rtol=ERROR[dtype])
     for index, state in enumerate(states):
@@ -100,13 +108,20 @@ def _split_short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "_MIN_PART_KEYS", 32)
 
 
-def layer_of(window: int | None = None, softcap: float | None = None, *, is_causal: bool = True) -> AttentionLayer:
-    return AttentionLayer(1, 0.4, softcap, window, is_causal)
+def layer_of(
+    window: int | None = None, softcap: float | None = None, *, is_causal: bool = True, has_sinks: bool = False
+) -> AttentionLayer:
+    return AttentionLayer(1, 0.4, softcap, window, is_causal, has_sinks)
 
 
 class TestSample:
     def test_a_batch_of_all_kinds_of_requests(self) -> None:
         check(MIXED, layer_of())
+
+    @pytest.mark.parametrize("window", [None, 10])
+    def test_sinks_count_once_however_many_parts_a_context_has(self, window: int | None) -> None:
+        check(MIXED, layer_of(window, has_sinks=True))
+        check(((300, 1), (0, 1), (31, 1)), layer_of(window, has_sinks=True), num_processors=500)
 
     def test_a_window_and_a_cap_in_16_bits(self) -> None:
         check(DECODES, layer_of(10, 1.5), dtype=torch.bfloat16, head_dim=80, block_size=24)
@@ -158,13 +173,13 @@ class TestSample:
 
 class TestShapes:
     @pytest.mark.parametrize(
-        ("window", "softcap", "block_size", "group"),
-        list(itertools.product((None, 3, 10), (None, 1.5), (1, 4, 16), (1, 3))),
+        ("window", "softcap", "block_size", "group", "has_sinks"),
+        list(itertools.product((None, 3, 10), (None, 1.5), (1, 4, 16), (1, 3), (False, True))),
     )
-    def test_windows_caps_blocks_and_groups(
-        self, window: int | None, softcap: float | None, block_size: int, group: int
+    def test_windows_caps_blocks_groups_and_sinks(
+        self, window: int | None, softcap: float | None, block_size: int, group: int, has_sinks: bool
     ) -> None:
-        check(MIXED, layer_of(window, softcap), block_size=block_size, group=group)
+        check(MIXED, layer_of(window, softcap, has_sinks=has_sinks), block_size=block_size, group=group)
 
     @pytest.mark.parametrize("block_size", [24, 32, 48, 64, 128])
     def test_block_sizes(self, block_size: int) -> None:
@@ -181,6 +196,10 @@ class TestTypes:
     @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
     def test_head_sizes(self, head_dim: int, dtype: torch.dtype) -> None:
         check(((70, 1), (5, 40)), layer_of(50), head_dim=head_dim, dtype=dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_sinks(self, dtype: torch.dtype) -> None:
+        check(((70, 1), (5, 40), (300, 1)), layer_of(50, has_sinks=True), head_dim=64, group=8, dtype=dtype)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_attention_to_both_sides(self, dtype: torch.dtype) -> None:

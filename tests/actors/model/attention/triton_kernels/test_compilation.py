@@ -51,6 +51,7 @@ def test_every_head_size_compiles_without_spills(capability: int, head_dim: int)
         Case(0, 256, block_size=128, group=2, window=4096, softcap=50.0),
         Case(0, 64, torch.float16, block_size=64, group=1),
         Case(0, 64, group=1, is_causal=False),
+        Case(0, 64, group=8, window=128, has_sinks=True),
         Case(0, 128, torch.float32),
         Case(0, 256, torch.float32, block_size=32),
     ],

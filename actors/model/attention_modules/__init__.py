@@ -1,0 +1,1 @@
+"""Attention modules of transformers that need more than a registered attention function to reach the KV cache."""
