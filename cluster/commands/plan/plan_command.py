@@ -15,7 +15,7 @@ _SPEED, _LIMITS = "Speed of an engine", "Limits"
 
 
 def plan(
-    trace: Annotated[Path, typer.Option(help="Trace of the load, in Mooncake's or Azure's form.")],
+    trace: Annotated[Path, typer.Option(help="Trace of the load: raypd's own form, Mooncake's or Azure's.")],
     slo: Annotated[list[str], typer.Option(help="Aims, such as ttft=500ms,itl=50ms.")],
     config_file: ConfigFile = None,
     model: Annotated[

@@ -15,7 +15,6 @@ from actors.costs.cost_file import CostFileRefused, CostIdentity, load_cost_mode
 from actors.costs.step_cost_fit import StepCostFit
 from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import StepShape
-from cluster.bench.arrivals import PlannedRequest
 from cluster.errors import InvalidConfig
 from cluster.planning.engine_work import EngineSpeed, speed_of_model
 from cluster.planning.offered_load import OfferedRequest
@@ -26,7 +25,7 @@ from cluster.simulation.timing.op_tables import read_op_tables
 from cluster.simulation.timing.rank_exchange import RankLayout
 from cluster.simulation.timing.roofline import WARNING, RooflineStepTimes
 from cluster.simulation.timing.step_times import StepTimes
-from cluster.traces.trace_request import BLOCK_TOKENS
+from cluster.traces.trace_request import BLOCK_TOKENS, TraceRequest
 
 _BITS: Final = 8
 _FIT_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -103,9 +102,12 @@ def fit_costs(step_times: StepTimes, scheduler: SchedulerConfig) -> StepCostMode
     return fit.model()
 
 
-def offered_requests(trace: Iterable[PlannedRequest], num_cached_blocks: int) -> list[OfferedRequest]:
+def offered_requests(
+    trace: Iterable[TraceRequest], num_cached_blocks: int, rate_scale: float = 1.0
+) -> list[OfferedRequest]:
     """Return the requests of a trace with what an engine would have cached of each.
 
+    rate_scale:        the requests come this many times as fast as they were recorded
     num_cached_blocks: blocks of BLOCK_TOKENS tokens that an engine's cache holds; the least recently used go first
     """
     cache: OrderedDict[int, None] = OrderedDict()
@@ -122,7 +124,11 @@ def offered_requests(trace: Iterable[PlannedRequest], num_cached_blocks: int) ->
         while len(cache) > max(num_cached_blocks, 1):
             cache.popitem(last=False)
         num_cached = min(num_hits * BLOCK_TOKENS, request.num_input_tokens - 1)
-        found.append(OfferedRequest(request.arrival_s, request.num_input_tokens, num_cached, request.num_output_tokens))
+        found.append(
+            OfferedRequest(
+                request.arrival_s / rate_scale, request.num_input_tokens, num_cached, request.num_output_tokens
+            )
+        )
     return found
 
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.bench.objectives import parse_objectives
-from cluster.bench.traces import read_trace
 from cluster.commands.plan.plan_inputs import SpeedSource, offered_requests, read_speed
 from cluster.config import load_cluster_config
 from cluster.errors import InvalidConfig
 from cluster.planning.fleet_counts import FleetLimits
 from cluster.planning.fleet_estimate import ClosedFormEstimator, PlanAims
 from cluster.planning.offline_plan import OfflinePlan, OfflinePlanSettings, plan_offline
+from cluster.traces.trace_reader import open_trace
 from cluster.traces.trace_request import BLOCK_TOKENS
 
 
@@ -39,8 +39,8 @@ def make_plan(options: PlanOptions) -> tuple[OfflinePlan, PlanAims, str]:
         raise InvalidConfig("--budget", [f"{options.budget} GPUs are too few for one engine, which takes {num_ranks}"])
     config = load_cluster_config(options.config_file, {}, looks_at_model=False)
     speed, warning = read_speed(options.source, config.scheduler)
-    trace = read_trace(options.trace, options.num_prompts, options.scale_rate, seed=options.seed)
-    requests = offered_requests(trace, speed.num_kv_tokens // BLOCK_TOKENS)
+    trace = open_trace(options.trace).requests(options.seed, options.num_prompts)
+    requests = offered_requests(trace, speed.num_kv_tokens // BLOCK_TOKENS, options.scale_rate)
     ranks = float(num_ranks)
     limits = FleetLimits(
         max_gpus=None if options.budget is None else float(options.budget), gpus_per_engine=(ranks, ranks, ranks)

@@ -15,13 +15,13 @@ from actors.config import SchedulerConfig
 from actors.costs.cost_file import CostIdentity, save_cost_model
 from actors.costs.step_cost_model import Residuals, StepCostModel
 from actors.costs.step_shape import StepShape
-from cluster.bench.arrivals import PlannedRequest
 from cluster.cli import app
 from cluster.commands.plan.plan_inputs import fit_costs, offered_requests, read_cost_model
 from cluster.commands.plan.plan_report import manifests_command
 from cluster.errors import InvalidConfig
 from cluster.planning.fleet_counts import FleetCounts
 from cluster.simulation.timing.step_times import ModelStepTimes
+from cluster.traces.trace_request import TraceRequest
 from tests.cluster.planning.plan_setup import COSTS
 
 MODEL = StepCostModel(COSTS, (Residuals("decode", 100, -0.1, 0.0, 0.1, 0.05), Residuals("prefill", 100)))
@@ -109,12 +109,13 @@ def test_a_file_that_is_no_cost_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_prefix_that_the_cache_still_holds_is_cached() -> None:
-    def request(index: int, *blocks: int) -> PlannedRequest:
-        return PlannedRequest(index, float(index), 512 * len(blocks), 10, blocks)
+    def request(index: int, *blocks: int) -> TraceRequest:
+        return TraceRequest(str(index), float(index), 512 * len(blocks), 10, blocks)
 
     trace = [request(0, 1, 2), request(1, 1, 2), request(2, 1, 3), request(3, 7, 8), request(4, 1, 2)]
     assert [one.num_cached_tokens for one in offered_requests(trace, 4)] == [0, 1023, 512, 0, 512]
     assert [one.num_cached_tokens for one in offered_requests(trace, 100)] == [0, 1023, 512, 0, 1023]
+    assert [one.arrived_at_s for one in offered_requests(trace, 100, rate_scale=2.0)] == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
 def test_a_fit_to_steps_predicts_these_steps() -> None:
