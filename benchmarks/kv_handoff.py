@@ -136,9 +136,9 @@ async def _serve(pipe: Connection, config: EngineConfig, engine_id: str, trust: 
 
 def _timed(step: Callable[[], Any], core: Any, times: list[float]) -> Callable[[], Any]:
     def timed() -> Any:
-        num_steps, start_s = core.scheduler._stats.num_steps, time.perf_counter()
+        num_steps, start_s = core.scheduler.stats.num_steps, time.perf_counter()
         result = step()
-        if core.scheduler._stats.num_steps != num_steps:
+        if core.scheduler.stats.num_steps != num_steps:
             times.append(time.perf_counter() - start_s)
         return result
 

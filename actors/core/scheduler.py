@@ -95,7 +95,7 @@ class Scheduler:
         self.finished_req_ids: set[str] = set()
         self._queues = queues = Queues.create(scheduler_config, cache_config)
         self._client_outputs = ClientOutputs()
-        self._stats = SchedulerStats.first(num_blocks, self.block_size, scheduler_config.speculative)
+        self.stats = SchedulerStats.first(num_blocks, self.block_size, scheduler_config.speculative)
         self._load_meter = LoadMeter(scheduler_config, kv.block_pool, self.block_size, transfers.kv_bytes_per_token)
         self._draft_control = make_draft_control(scheduler_config)
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
@@ -121,7 +121,7 @@ class Scheduler:
             kv,
             self.encoder_cache_manager,
             self._client_outputs,
-            self._stats,
+            self.stats,
             structured_output,
             self._draft_control,
         )
@@ -238,10 +238,10 @@ class Scheduler:
         output.preempted_req_ids |= self._preempted_by_reset
         self._preempted_by_reset = set()
         output.num_common_prefix_blocks = [self._count_common_prefix_blocks()]
-        self._stats.num_prompt_tokens_computed += step.num_prompt_tokens
+        self.stats.num_prompt_tokens_computed += step.num_prompt_tokens
         if output.total_num_scheduled_tokens:
-            self._stats.num_steps += 1
-            output.step_index = self._stats.num_steps
+            self.stats.num_steps += 1
+            output.step_index = self.stats.num_steps
             output.block_copies = self.kv_cache_manager.begin_step(output.step_index)
         output.kv_connector_metadata = self.remote.build_metadata(
             step.producer_progress, output.total_num_scheduled_tokens, step.now_s
@@ -290,7 +290,7 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is not None and not request.is_corrupted:
             request.is_corrupted = True
-            self._stats.num_corrupted_reqs += 1
+            self.stats.num_corrupted_reqs += 1
 
     def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
         """Take in a drafter's tokens for running requests; the next step verifies those of requests that decode."""
@@ -342,7 +342,7 @@ class Scheduler:
         pool, prefix = self.kv_cache_manager.block_pool, self.kv_cache_manager.prefix_cache_stats
         num_loading = len(self.remote.loading)
         snapshot = replace(
-            self._stats,
+            self.stats,
             num_running_reqs=len(self.running),
             num_waiting_reqs=len(self.requests) - len(self.running) - num_loading,
             num_waiting_for_remote_kvs=num_loading,
@@ -353,7 +353,7 @@ class Scheduler:
             num_preemptions=self._preemptor.num_preemptions,
             num_late_completions=self.remote.num_late_completions,
             prefix_cache_stats=replace(prefix),
-            spec_decoding_stats=deepcopy(self._stats.spec_decoding_stats),
+            spec_decoding_stats=deepcopy(self.stats.spec_decoding_stats),
             transfer_stats=self.remote.transfer_stats,
             store_stats=self.remote.store_stats,
             adapter_stats=self.preparation.adapter_stats(),

@@ -33,7 +33,8 @@ from cluster.requests.recovery_decisions import FailedAttempt
 from cluster.routing.base import Route
 from cluster.routing.engine_connection import EngineConnection
 from cluster.routing.request_record import AttemptRecord, EngineTimes
-from kv_transfer.params import HandoffRanks, KVTransferParams, TransferRole
+from cluster.routing.tickets import submission_alone, submission_with_ticket
+from kv_transfer.params import TransferRole
 
 logger = logging.getLogger(__name__)
 
@@ -62,11 +63,15 @@ class Attempt:
         """Submit to both engines. The consumer comes first, because its reservation lets the producer start."""
         prefill, decode = self._route.prefill, self._route.decode
         if prefill is None:
-            self._decode = EngineStream(decode, replace(self._request, prefix_source=self._route.prefix_source))
+            self._decode = EngineStream(decode, submission_alone(self._request, self._route))
         else:
-            self._decode = EngineStream(decode, self._with_ticket(TransferRole.CONSUMER, prefill))
+            consumer, producer = (
+                submission_with_ticket(self._request, self._route, role)
+                for role in (TransferRole.CONSUMER, TransferRole.PRODUCER)
+            )
+            self._decode = EngineStream(decode, consumer)
             try:
-                self._prefill = EngineStream(prefill, self._with_ticket(TransferRole.PRODUCER, decode))
+                self._prefill = EngineStream(prefill, producer)
             except BaseException:
                 self._decode.abort()
                 raise
@@ -300,16 +305,3 @@ class Attempt:
     @property
     def _streams(self) -> list[EngineStream]:
         return [stream for stream in (self._prefill, self._decode, self._successor) if stream is not None]
-
-    def _with_ticket(self, role: TransferRole, peer: EngineConnection) -> EngineCoreRequest:
-        request, address = self._request, peer.descriptor.kv_address
-        transfer_id = f"{request.request_id}/{request.attempt}"
-        prefill = self._route.prefill
-        assert prefill is not None, "an engine that prefills and decodes needs no ticket"
-        ranks = HandoffRanks(prefill.descriptor.handoff_rank, self._route.decode.descriptor.handoff_rank)
-        ticket = KVTransferParams(transfer_id, request.attempt, role, address, ranks=ranks)
-        # The consumer gets the blocks that it lacks from its producer.
-        source = self._route.prefix_source if role is TransferRole.PRODUCER else None
-        # The inputs of images are large, and the consumer gets the KV that the producer computes from them.
-        inputs = request.encoder_inputs if role is TransferRole.PRODUCER else ()
-        return replace(request, kv_transfer_params=ticket, prefix_source=source, encoder_inputs=inputs)

@@ -34,6 +34,7 @@ class PrefixAwarePair:
         *,
         hash_key: BlockHashKey,
         is_aggregated: bool = False,
+        hasher: BlockHasher | None = None,
     ) -> None:
         """Know no prefixes yet.
 
@@ -42,9 +43,10 @@ class PrefixAwarePair:
         index:      remembers which engine has which blocks; None: an index of this router alone
         hash_key:   the cluster's key of block hashes
         is_aggregated: choose one engine for prefill and decode, of any role, even if there are pairs
+        hasher:     hashes prompts; None: one of this block size and with this key
         """
         self._is_aggregated = is_aggregated
-        self._hasher = BlockHasher(block_size, hash_key)
+        self._hasher = BlockHasher(block_size, hash_key) if hasher is None else hasher
         self._index = PrefixIndex() if index is None else index
         self._last_hashed: tuple[tuple[str, int], list[BlockHash]] = (("", 0), [])
         """The newest request's id and number of tokens, and the hashes of its blocks."""
@@ -98,7 +100,7 @@ class PrefixAwarePair:
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """Note that the decode engine has the KV of all tokens but the last one, which no step has read."""
-        token_ids = [*request.prompt_token_ids[:MAX_TOKENS], *output_token_ids][:-1]
+        token_ids = (request.prompt_token_ids[:MAX_TOKENS] + list(output_token_ids))[:-1]
         self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
 
     def on_leave(self, request_id: str) -> None:
@@ -141,7 +143,7 @@ def _first_token_ids(request: EngineCoreRequest) -> list[int]:
     """Return prompt and output tokens, or the prompt alone if it already has MAX_TOKENS."""
     if not request.output_token_ids or len(request.prompt_token_ids) >= MAX_TOKENS:
         return request.prompt_token_ids
-    return [*request.prompt_token_ids, *request.output_token_ids]
+    return request.prompt_token_ids + request.output_token_ids
 
 
 def can_serve_prefix(source: EngineDescriptor, fetcher: EngineDescriptor) -> bool:

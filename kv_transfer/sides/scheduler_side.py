@@ -76,6 +76,11 @@ class SchedulerSide:
             )
         )
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the next step's metadata asks the worker side for something, beside the step's own progress."""
+        return bool(self._new_producers or self._reservations or self._finishes or self._cancels)
+
     def build_connector_meta(self, progress: Sequence[ProducerProgress]) -> KVConnectorMetadata:
         """Return what this step asks of the worker side; see KVConnectorScheduler."""
         metadata = KVConnectorMetadata(
