@@ -1,0 +1,136 @@
+"""One request on its way through a simulated cluster, from its arrival until its client has all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic
+
+import numpy as np
+
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.costs.step_shape import Floats
+from cluster.requests.overload_control import AdmittedRequest
+from cluster.requests.recovery_decisions import RecoveryDecisions
+from cluster.routing.base import EngineT, Route
+from cluster.routing.decision import Way
+from cluster.routing.engine_connection import EngineRole
+from cluster.simulation.simulation_result import NEVER, Outcome, SimulatedRequest
+from cluster.simulation.step_log import StepLog
+from cluster.simulation.workloads.workload_request import WorkloadRequest
+
+
+@dataclass(slots=True, eq=False)
+class RequestFlight(Generic[EngineT]):
+    """A request that an ingress has admitted.
+
+    index:      of the request in its workload
+    num_tokens: output tokens that the client has got, as far as they were noted: those that an engine's decode steps
+                have brought since `log` was opened come to it when it is closed
+    log:        the step log of the engine that decodes it now; None if none does
+    has_decoded: whether the attempt's decode engine has given a token
+    """
+
+    index: int
+    offered: WorkloadRequest
+    decisions: RecoveryDecisions
+    admitted: AdmittedRequest
+    route: Route[EngineT] | None = None
+    num_attempts: int = 0
+    num_tokens: int = 0
+    first_token_s: float = NEVER
+    last_token_s: float = NEVER
+    num_cached_tokens: int = 0
+    has_decoded: bool = False
+    is_prefilling: bool = False
+    log: StepLog | None = None
+    _gaps: list[Floats] = field(default_factory=list)
+
+    @property
+    def request_id(self) -> str:
+        """The id under which engines have the request now."""
+        return self.decisions.request.request_id
+
+    def begin(self, route: Route[EngineT]) -> None:
+        """Begin an attempt."""
+        self.route = route
+        self.num_attempts += 1
+        self.has_decoded = False
+        self.is_prefilling = route.prefill is not None
+
+    def take(self, output: EngineCoreOutput, log: StepLog, now_s: float) -> None:
+        """Take in an output that names the request: tokens that come now, or that it has been preempted."""
+        self.close_log(output.first_position)
+        if output.new_token_ids:
+            self._note(now_s, len(output.new_token_ids))
+            if not output.finished:
+                self.log = log
+                log.open(self.request_id)
+
+    def close_log(self, num_tokens: int) -> None:
+        """Take in the tokens that decode steps have brought. num_tokens: of the output, in all"""
+        log, self.log = self.log, None
+        if log is None:
+            return
+        times_s = log.close(self.request_id, num_tokens - self.num_tokens)
+        if len(times_s) > 1:
+            self._gaps.append(np.diff(times_s))
+            self.last_token_s = float(times_s[-1])
+            self.num_tokens = num_tokens
+
+    def _note(self, now_s: float, num_tokens: int) -> None:
+        if self.num_tokens:
+            self._gaps.append(np.array([now_s - self.last_token_s]))
+        else:
+            self.first_token_s = now_s
+            self.admitted.begin()
+        self.last_token_s = now_s
+        self.num_tokens += num_tokens
+
+    def result(self, outcome: Outcome) -> SimulatedRequest:
+        """Return what became of the request."""
+        offered, route = self.offered, self.route
+        gaps = np.sort(np.concatenate(self._gaps)) if self._gaps else np.zeros(1)
+        prefill = None if route is None else route.prefill
+        decode = None if route is None else route.decode.descriptor
+        way = None
+        if decode is not None:
+            alone = Way.DECODE_ALONE if decode.role is EngineRole.DECODE else Way.PREFILL_ALONE
+            way = alone if prefill is None else Way.PREFILL_DECODE
+        return SimulatedRequest(
+            request_id=offered.request_id,
+            arrival_s=offered.arrival_s,
+            num_prompt_tokens=offered.num_prompt_tokens,
+            outcome=outcome,
+            first_token_s=self.first_token_s,
+            end_s=self.last_token_s if outcome is Outcome.COMPLETE else NEVER,
+            num_output_tokens=self.num_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            itl_p50_s=_quantile(gaps, 0.5),
+            itl_p99_s=_quantile(gaps, 0.99),
+            itl_max_s=float(gaps[-1]),
+            way=way,
+            prefill_engine=None if prefill is None else prefill.descriptor.engine_id,
+            decode_engine=None if decode is None else decode.engine_id,
+            num_attempts=self.num_attempts,
+            ttft_aim_s=offered.ttft_s,
+            itl_aim_s=offered.itl_s,
+            tenant=offered.tenant,
+        )
+
+
+def refused(offered: WorkloadRequest) -> SimulatedRequest:
+    """Return the result of a request that no ingress has admitted."""
+    return SimulatedRequest(
+        request_id=offered.request_id,
+        arrival_s=offered.arrival_s,
+        num_prompt_tokens=offered.num_prompt_tokens,
+        outcome=Outcome.REFUSED,
+        ttft_aim_s=offered.ttft_s,
+        itl_aim_s=offered.itl_s,
+        tenant=offered.tenant,
+    )
+
+
+def _quantile(ordered: Floats, part: float) -> float:
+    """Return the smallest value that at least this part of the values do not exceed."""
+    return float(ordered[max(int(np.ceil(part * len(ordered))) - 1, 0)])

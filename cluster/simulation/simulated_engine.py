@@ -1,0 +1,390 @@
+"""One engine in virtual time: the product's scheduler, and a model of how long its steps take.
+
+The loop is EngineCore.step()'s, without overlap: schedule, execute, take in. Executing takes as long as StepTimes says;
+meanwhile other events happen, and what they report is taken in when the step ends. An engine that has nothing to do
+sleeps until something comes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from actors.config import CacheConfig
+from actors.core.blocks.kv_events import KVEventBatch
+from actors.core.loads.transfer_parts import TransferParts
+from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
+from actors.core.outputs.load_report import LoadMeter
+from actors.core.outputs.model_runner_output import NO_TOKEN, ModelRunnerOutput
+from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
+from actors.core.scheduler import Scheduler
+from actors.costs.step_cost_model import StepCostModel
+from actors.costs.step_shape import Floats, StepShape
+from actors.sessions.block_messages import CachedBlocks
+from actors.sessions.block_reports import BlockReports
+from cluster.routing.engine_connection import EngineDescriptor
+from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec
+from cluster.simulation.counted_tokens import TOKEN, WorkloadHasher
+from cluster.simulation.decode_run import DecodeRun, num_free_steps
+from cluster.simulation.event_queue import EventQueue
+from cluster.simulation.shared_network import SharedNetwork
+from cluster.simulation.simulated_transfers import Peers, SimulatedTransfers
+from cluster.simulation.simulation_result import EngineTotals
+from cluster.simulation.step_log import StepLog
+from kv_transfer.sides.scheduler_side import SchedulerSide
+from kv_transfer.transfer_stats import TransferStats
+
+MAX_RUN_STEPS: Final = 1024
+"""The most steps that are taken at once."""
+
+Deliver = Callable[["SimulatedEngine", int, EngineCoreOutputs], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The parts that the engines of a simulation share.
+
+    deliver:      takes an engine's outputs for an ingress, with its number
+    peers:        finds another engine's transfers
+    fast_forward: whether decode steps are taken many at once
+    """
+
+    cluster: ClusterSpec
+    events: EventQueue
+    network: SharedNetwork
+    deliver: Deliver
+    peers: Peers
+    fast_forward: bool
+
+
+class SimulatedEngine:
+    """One incarnation of an engine.
+
+    Invariants: at most one of _under_way and _run is set. _version grows whenever what is under way changes, so that
+    the event at its earlier end is void.
+    """
+
+    def __init__(
+        self, number: int, spec: EngineSpec, incarnation: int, step_costs: StepCostModel, around: Surroundings
+    ) -> None:
+        """number: of the engine in its cluster; step_costs: what it reports to routers"""
+        self.number = number
+        self.spec = spec
+        self.step_costs = step_costs
+        self.descriptor = EngineDescriptor(spec.engine_id, incarnation, spec.role, f"{spec.engine_id}:1")
+        self.log = StepLog()
+        self.is_dead = False
+        self.busy_s = 0.0
+        self._around = around
+        self._events = around.events
+        self._hasher = WorkloadHasher(spec.block_size)
+        self._num_taken: Counter[int] = Counter()
+        self._slowness = 1.0
+        self._stopped_until_s = 0.0
+        self._version = 0
+        self._begun_s = 0.0
+        self._is_waking = False
+        self._is_interrupted = False
+        self._under_way: SchedulerOutput | None = None
+        self._run: DecodeRun | None = None
+        cluster = around.cluster
+        self.transfers = SimulatedTransfers(
+            self.descriptor.key,
+            cluster.kv_transfer,
+            spec.block_size,
+            cluster.kv_bytes_per_token,
+            events=around.events,
+            network=around.network,
+            peers=around.peers,
+            on_progress=self._wake,
+        )
+        self._connector = SchedulerSide(cluster.kv_transfer, spec.block_size)
+        parts = TransferParts(
+            connector=self._connector, config=cluster.kv_transfer, kv_bytes_per_token=cluster.kv_bytes_per_token
+        )
+        # Steps of a cost model are those of engines that overlap; to schedule one ahead would count that twice.
+        config = spec.scheduler.model_copy(update={"overlap": False})
+        self.scheduler = Scheduler(
+            config,
+            CacheConfig(block_size=spec.block_size),
+            spec.num_blocks,
+            spec.max_model_len,
+            transfers=parts,
+            clock=around.events.clock,
+        )
+        budget = self.scheduler.chunk_budget
+        budget.set_aim(spec.itl_s)
+        budget.set_role(spec.role.value)
+        budget.use_model(step_costs)
+        pool = self.scheduler.kv_cache_manager.block_pool
+        self._meter = LoadMeter(config, pool, spec.block_size, cluster.kv_bytes_per_token)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine's process stands still."""
+        return self._events.now_s < self._stopped_until_s
+
+    def totals(self, served_s: float) -> EngineTotals:
+        """Return what this incarnation has done. served_s: how long it was there"""
+        self._advance()
+        stats = self.scheduler.make_stats()
+        return EngineTotals(
+            self.descriptor.engine_id,
+            busy_s=self.busy_s,
+            served_s=served_s,
+            num_steps=stats.num_steps,
+            num_prompt_tokens=stats.num_prompt_tokens_computed,
+            num_output_tokens=stats.num_output_tokens,
+            num_preemptions=stats.num_preemptions,
+            num_sent_bytes=self.transfers.num_sent_bytes,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError if the scheduler contradicts itself."""
+        self._advance()
+        self.scheduler.check_integrity()
+
+    @property
+    def num_held_blocks(self) -> int:
+        """Blocks that requests and transfers hold."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        return pool.num_blocks - pool.num_free_blocks
+
+    # -- what ingresses ask for ----------------------------------------------------------------------------------
+
+    def submit(self, request: EngineCoreRequest, ingress: int) -> None:
+        """Take a request in."""
+        if self.is_dead:
+            return
+        self._interrupt()
+        self._num_taken[ingress] += 1
+        now_s = self._events.now_s
+        self.scheduler.add_request(Request.from_engine_core_request(request, ingress, self._hasher, now_s=now_s))
+        self._wake()
+
+    def abort(self, request_id: str) -> None:
+        """End a request, if it is here."""
+        if not self.is_dead and request_id in self.scheduler.requests:
+            self._interrupt()
+            self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+            self._wake()
+
+    def num_output_tokens(self, request_id: str) -> int | None:
+        """Return how many output tokens of a request its client has from here; None if the request is not here."""
+        self._advance()
+        request = self.scheduler.requests.get(request_id)
+        return None if request is None else request.num_output_tokens
+
+    def load_report(self) -> LoadReport:
+        """Return the engine's load, without num_taken_requests."""
+        self._advance()
+        scheduler = self.scheduler
+        scheduler.remote.transfer_stats = TransferStats(link_loads=self.transfers.link_loads())
+        prefix = scheduler.kv_cache_manager.prefix_cache_stats
+        return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, prefix)
+
+    def num_taken_from(self, ingress: int) -> int:
+        """Return how many requests of an ingress were taken in."""
+        return self._num_taken[ingress]
+
+    def take_kv_events(self) -> KVEventBatch | None:
+        """Return what entered and left the prefix cache since the last call."""
+        self._advance()
+        return self.scheduler.take_kv_events()
+
+    def cache_snapshot(self) -> list[CachedBlocks]:
+        """Return what the prefix cache has; events that were not taken are in it, and are forgotten."""
+        self._advance()
+        assert self.scheduler.kv_events is not None, "the cache's events are recorded"
+        parts: list[CachedBlocks] = []
+        reports = BlockReports(self.scheduler.kv_events, self.scheduler.kv_cache_manager.block_pool, lambda _: None)
+        begin: int | None = 0
+        while begin is not None:
+            begin = reports.send_part(begin, parts.append)
+        return parts
+
+    # -- what befalls it -----------------------------------------------------------------------------------------
+
+    def slow_down(self, factor: float) -> None:
+        """Let steps take longer from the next one on. factor: 1 means as usual"""
+        self._interrupt()
+        self._slowness = factor
+
+    def stop(self, until_s: float) -> None:
+        """Stand still for a while: the step under way ends later by as much as it was interrupted."""
+        self._interrupt()
+        self._stopped_until_s = max(self._stopped_until_s, until_s)
+
+    def die(self) -> None:
+        """End at once. What its clients have got of requests can still be asked."""
+        self._advance()
+        self.is_dead = True
+        self._version += 1
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Begin a step if none is under way, once all else that happens now has happened."""
+        if self.is_dead:
+            return
+        if self._run is not None:
+            self._interrupt()
+        elif self._under_way is None and not self._is_waking:
+            self._is_waking = True
+            self._events.at(max(self._events.now_s, self._stopped_until_s), self._awake)
+
+    def _awake(self) -> None:
+        self._is_waking = False
+        if not self.is_dead and self._under_way is None and self._run is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin the next step, or steps; do what needs no step until something needs one, or nothing is left to do."""
+        now_s, scheduler = self._events.now_s, self.scheduler
+        if now_s < self._stopped_until_s:
+            self._wake()
+            return
+        while True:
+            if self._around.fast_forward and self._begin_run():
+                return
+            output = scheduler.schedule()
+            metadata = output.kv_connector_metadata
+            if metadata is not None and not metadata.is_empty():
+                self.transfers.start_step(metadata)
+            if output.total_num_scheduled_tokens:
+                self._under_way, self._begun_s = output, now_s
+                seconds = self._slowness * self.spec.step_times.step_s(_shape_of(output.batch))
+                self._end_at(now_s + seconds)
+                return
+            reports = self.transfers.take_output()
+            outputs = scheduler.update_from_output(output, ModelRunnerOutput([], [], kv_connector_output=reports))
+            self._deliver(outputs)
+            if output.is_empty() and not outputs and reports is None:
+                break
+        deadline_s = scheduler.next_deadline()
+        if deadline_s is not None:
+            self._events.at(max(deadline_s, now_s), self._awake)
+
+    def _begin_run(self) -> bool:
+        """Begin many decode steps at once, if nothing else is due."""
+        num_steps = num_free_steps(self.scheduler, self._connector, MAX_RUN_STEPS)
+        deadline_s = self.scheduler.next_deadline() if num_steps else None
+        if not num_steps or (deadline_s is not None and deadline_s <= self._events.now_s):
+            return False
+        self.scheduler.finished_req_ids.clear()
+        self._run = run = DecodeRun(self.scheduler, num_steps, self._events.now_s, self.spec.step_times, self._slowness)
+        if deadline_s is not None:
+            # The first step that begins at the deadline, or later, has more to do.
+            run.end_after_step_at(np.nextafter(deadline_s, 0.0))
+        self._begun_s, self._is_interrupted = self._events.now_s, False
+        self._end_at(float(run.ends_s[-1]))
+        return True
+
+    def _interrupt(self) -> None:
+        """Let a run end with the step under way, and bring the scheduler to the present."""
+        run = self._run
+        if run is None or self.is_dead:
+            return
+        now_s = self._events.now_s
+        num_steps = run.num_steps
+        run.end_after_step_at(now_s)
+        self._advance()
+        self._is_interrupted = True
+        if run.num_steps != num_steps:
+            self._end_at(float(run.ends_s[-1]))
+
+    def _advance(self) -> None:
+        """Bring the scheduler to the present, and let a run go on."""
+        if self._run is not None and not self.is_dead:
+            self._run.advance_to(self._events.now_s)
+            self._note_ends(self._run.take_ends())
+
+    def _end_at(self, time_s: float) -> None:
+        self._version += 1
+        self._events.at_end_of_step(time_s, self.number, self._end, self._version)
+
+    def _end(self, version: int) -> None:
+        if version != self._version:
+            return
+        now_s = self._events.now_s
+        if now_s < self._stopped_until_s:
+            self._end_at(self._stopped_until_s)
+            return
+        if self._run is not None:
+            self._end_run(self._run)
+        else:
+            self._end_step()
+        self._begin()
+
+    def _end_step(self) -> None:
+        output, self._under_way = self._under_way, None
+        assert output is not None, "a step that ends has begun"
+        if output.kv_connector_metadata is not None:
+            self.transfers.finish_step(output.kv_connector_metadata)
+        reports = self.transfers.take_output()
+        results = ModelRunnerOutput(output.batch.req_ids, self._sample(output.batch), kv_connector_output=reports)
+        self._note_end(self._events.now_s)
+        self._deliver(self.scheduler.update_from_output(output, results))
+
+    def _end_run(self, run: DecodeRun) -> None:
+        run.finish()
+        self._run = None
+        self._note_ends(run.take_ends())
+        self._note_end(self._events.now_s)
+        if not self._is_interrupted:
+            run.take_last()
+            return
+        # What has happened meanwhile is taken in before the last step's tokens, as update_from_output() does.
+        self.scheduler.kv_cache_manager.end_step(run.free_step() + 1)
+        outputs = self.scheduler.update_from_output(
+            SchedulerOutput(StepBatch.empty(), [], set()),
+            ModelRunnerOutput([], [], kv_connector_output=self.transfers.take_output()),
+        )
+        run.take_last()
+        self._deliver(outputs)
+
+    def _note_end(self, end_s: float) -> None:
+        self.busy_s += end_s - self._begun_s
+        self._begun_s = end_s
+        self.log.add(end_s)
+
+    def _note_ends(self, ends_s: Floats) -> None:
+        """Note that steps have ended, of which the first began when the step before it ended, or at _begun_s."""
+        if len(ends_s):
+            seconds = np.diff(ends_s, prepend=self._begun_s)
+            # A cumulative sum adds one number after the other, as single steps do.
+            self.busy_s = float(np.cumsum(np.concatenate(([self.busy_s], seconds)))[-1])
+            self._begun_s = float(ends_s[-1])
+            self.log.add_all(ends_s)
+
+    def _sample(self, batch: StepBatch) -> np.ndarray:
+        """Return a token for each request all of whose tokens are computed, [num_requests, 1]."""
+        tokens = np.full((len(batch), 1), TOKEN, dtype=np.int64)
+        for index in range(batch.num_plain, len(batch)):
+            request = self.scheduler.requests.get(batch.req_ids[index])
+            num_computed = int(batch.num_computed_tokens[index] + batch.num_new_tokens[index])
+            if request is not None and num_computed < request.num_tokens:
+                tokens[index] = NO_TOKEN
+        return tokens
+
+    def _deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        for ingress, found in outputs.items():
+            if found.others:
+                self._around.deliver(self, ingress, found)
+
+
+def report_for(report: LoadReport, engine: SimulatedEngine, ingress: int) -> LoadReport:
+    """Return an engine's report as one ingress gets it."""
+    return replace(report, num_taken_requests=engine.num_taken_from(ingress))
+
+
+def _shape_of(batch: StepBatch) -> StepShape:
+    if batch.num_plain == len(batch):
+        return StepShape(len(batch), len(batch), int(batch.num_computed_tokens.sum()))
+    return StepShape.of_batch(batch.num_new_tokens, batch.num_computed_tokens)

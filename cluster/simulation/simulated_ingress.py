@@ -1,0 +1,324 @@
+"""One ingress in virtual time: the product's admission, router and recovery decisions, for simulated clients.
+
+What cluster/requests does with asyncio around these decisions is done here by events. A request is submitted, its
+engines' outputs are taken in, and if its decode engine fails it goes on elsewhere as RecoveryDecisions say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from actors.core.blocks.kv_events import KVEventBatch
+from actors.core.outputs.engine_core_outputs import EndCause, EngineCoreOutput, EngineCoreOutputs
+from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.core.requests.sampling_params import SamplingParams
+from actors.core.requests.slo import Slo
+from actors.costs.step_cost_model import StepCostModel
+from actors.sessions.block_messages import event_messages
+from cluster.errors import EngineFailed, NoEngineAvailable, Overloaded
+from cluster.requests.overload_control import OverloadControl
+from cluster.requests.recovery_decisions import FailedAttempt, RecoveryDecisions, RecoveryPolicy, TryAgain
+from cluster.routing.base import Route
+from cluster.routing.cost_router import CostRouter
+from cluster.routing.decision import Decision, RoutingMode
+from cluster.routing.engine_connection import EngineDescriptor
+from cluster.routing.load_book import LoadBook
+from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.routing.prefixes.engine_blocks import BlockReportCounts, EngineBlocks
+from cluster.routing.prefixes.prefix_index import PrefixIndex
+from cluster.routing.tickets import submission_alone, submission_with_ticket
+from cluster.simulation.cluster_spec import ClusterSpec
+from cluster.simulation.counted_tokens import TOKEN, CountedTokens, PromptIdentity, WorkloadHasher
+from cluster.simulation.event_queue import EventQueue
+from cluster.simulation.request_flight import RequestFlight, refused
+from cluster.simulation.simulated_engine import SimulatedEngine
+from cluster.simulation.simulation_result import Outcome, SimulatedRequest
+from cluster.simulation.workloads.workload_request import WorkloadRequest
+from kv_transfer.params import TransferRole
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedSession:
+    """One ingress's session with one incarnation of an engine: what routers see of it."""
+
+    engine: SimulatedEngine
+    ingress: int
+    blocks: EngineBlocks
+    load_report: LoadReport | None = None
+    num_prompt_tokens_computed: int = 0
+    num_submitted_requests: int = 0
+    num_unfinished_requests: int = 0
+    step_costs: StepCostModel | None = field(init=False)
+    descriptor: EngineDescriptor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.step_costs, self.descriptor = self.engine.step_costs, self.engine.descriptor
+
+    def submit(self, request: EngineCoreRequest) -> None:
+        """Send a request."""
+        self.num_submitted_requests += 1
+        self.num_unfinished_requests += 1
+        self.engine.submit(request, self.ingress)
+
+
+Flight = RequestFlight[SimulatedSession]
+
+
+class SimulatedIngress:
+    """An ingress. Invariant: a flight is in _flights from its first attempt on until on_end was called for it."""
+
+    def __init__(
+        self,
+        number: int,
+        spec: ClusterSpec,
+        events: EventQueue,
+        on_end: Callable[[int, SimulatedRequest], None],
+        decisions: list[Decision] | None,
+    ) -> None:
+        """on_end: takes what became of a request, with its index; decisions: collects routing decisions if wanted"""
+        self.number = number
+        self._spec = spec
+        self._events = events
+        self._on_end = on_end
+        self._decisions = decisions
+        self._block_size = spec.engines[0].block_size
+        self._sessions: list[SimulatedSession] = []
+        self._flights: dict[str, Flight] = {}
+        self._waiting: dict[str, tuple[Flight, FailedAttempt, TryAgain]] = {}
+        self._policy = RecoveryPolicy(spec.ingress.max_attempts, spec.ingress.recovery_timeout_s)
+        limits = spec.ingress
+        self._overload = OverloadControl(limits.max_requests_in_flight, limits.max_waiting_tokens, clock=events.clock)
+        self._index = PrefixIndex(clock=events.clock)
+        self._counts = BlockReportCounts()
+        self._book = LoadBook(events.clock)
+        pairs = PrefixAwarePair(
+            self._block_size,
+            self._index,
+            hash_key=PUBLIC_KEY,
+            is_aggregated=spec.routing_mode is RoutingMode.AGGREGATE,
+            hasher=WorkloadHasher(self._block_size),
+        )
+        slo = spec.slo
+        self._router = CostRouter(pairs, self._book, spec.routing_mode, ttft_s=slo.ttft_s, itl_s=slo.itl_s)
+
+    # -- engines come and go, and report -------------------------------------------------------------------------
+
+    def on_engine(self, engine: SimulatedEngine) -> SimulatedSession:
+        """Open a session with an engine that serves from now on; requests that wait for one try again."""
+        key, spec = engine.descriptor.key, engine.spec
+        blocks = EngineBlocks(key, self._index, self._block_size, self._counts, clock=self._events.clock)
+        if blocks.on_size(spec.num_blocks, spec.block_size):
+            for part in engine.cache_snapshot():
+                blocks.take(part)
+        session = SimulatedSession(engine, self.number, blocks)
+        self._sessions = [*self._sessions, session]
+        self._book.note_report(session)
+        waiting, self._waiting = self._waiting, {}
+        for flight, failed, decision in waiting.values():
+            self._go_on(flight, failed, decision)
+        return session
+
+    def on_engine_lost(self, engine: SimulatedEngine) -> None:
+        """Give an engine up that has died, or is silent, and let its requests go on elsewhere."""
+        lost = next((session for session in self._sessions if session.engine is engine), None)
+        if lost is None:
+            return
+        self._sessions = [session for session in self._sessions if session is not lost]
+        self._book.keep([session.descriptor.key for session in self._sessions])
+        self._index.forget_engine(engine.descriptor.key)
+        for flight in list(self._flights.values()):
+            if flight.route is None:
+                continue
+            if flight.route.decode is lost:
+                reason = f"engine {engine.descriptor.engine_id} has died"
+                self._fail(flight, reason, can_resume=True)
+            elif flight.route.prefill is lost:
+                flight.is_prefilling = False
+
+    def on_report(self, session: SimulatedSession, report: LoadReport, events: KVEventBatch | None) -> None:
+        """Take in an engine's report on its load, and on what has entered and left its cache."""
+        session.load_report = report
+        session.num_prompt_tokens_computed = session.engine.scheduler.stats.num_prompt_tokens_computed
+        if events is not None:
+            for message in event_messages(events):
+                session.blocks.take(message)
+        self._book.note_report(session)
+
+    def knows(self, engine: SimulatedEngine) -> bool:
+        """Whether there is a session with an engine."""
+        return any(session.engine is engine for session in self._sessions)
+
+    def has(self, session: SimulatedSession) -> bool:
+        """Whether a session was not given up."""
+        return session in self._sessions
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def take(self, index: int, offered: WorkloadRequest) -> None:
+        """Take a client's request. index: of the request in its workload"""
+        try:
+            admitted = self._overload.enter()
+        except Overloaded:
+            self._on_end(index, refused(offered))
+            return
+        try:
+            admitted.queue(offered.num_prompt_tokens, None)
+        except Overloaded:
+            with admitted:
+                pass  # The ingress does not count the request any more.
+            self._on_end(index, refused(offered))
+            return
+        if offered.request_id in self._flights:
+            raise ValueError(f"another request with the id {offered.request_id} is on its way: give each its own")
+        original = _core_request(index, offered, self._events.now_s)
+        flight = Flight(index, offered, RecoveryDecisions(original, self._policy), admitted)
+        try:
+            self._submit(flight)
+        except NoEngineAvailable:
+            self._close(flight, Outcome.REFUSED)
+
+    def on_outputs(self, engine: SimulatedEngine, outputs: EngineCoreOutputs) -> None:
+        """Take in what an engine has sent, but for the tokens of requests that decode steadily."""
+        for output in outputs.others:
+            flight = self._flights.get(output.request_id)
+            if flight is not None and output.attempt == flight.decisions.request.attempt:
+                self._take(flight, engine, output)
+
+    def _take(self, flight: Flight, engine: SimulatedEngine, output: EngineCoreOutput) -> None:
+        route = flight.route
+        assert route is not None, "an attempt has a route"
+        is_decode = route.decode.engine is engine
+        if output.timings is not None and not flight.num_cached_tokens and flight.num_attempts == 1:
+            flight.num_cached_tokens = output.timings.num_cached_tokens
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            if is_decode:
+                flight.close_log(output.first_position)
+                can_resume = output.end_cause is EndCause.INPUTS_MISSING
+                self._fail(flight, output.error or "the engine has ended it", can_resume=can_resume)
+            else:
+                self._leave_prefill(flight)
+            return
+        if is_decode and output.new_token_ids:
+            flight.has_decoded = True
+            if flight.is_prefilling and not flight.num_tokens:
+                self._abort_prefill(flight, route)
+        if is_decode or output.new_token_ids:
+            self._note(flight, engine, output, is_decode=is_decode)
+        if output.finish_reason is not None:
+            self._finish(flight, route)
+        elif not is_decode and output.finished:
+            self._leave_prefill(flight)
+
+    def _note(self, flight: Flight, engine: SimulatedEngine, output: EngineCoreOutput, *, is_decode: bool) -> None:
+        if not is_decode and flight.num_tokens > output.first_position:
+            return  # The decode engine was quicker: the client has this token.
+        flight.take(output, engine.log, self._events.now_s)
+
+    def _submit(self, flight: Flight) -> None:
+        """Begin an attempt. Raises NoEngineAvailable."""
+        route = flight.decisions.choose_route(self._router, self._sessions)
+        if self._decisions is None:
+            # Nobody reads why, so that it need not be said.
+            route = Route(route.prefill, route.decode, route.prefix_source)
+        request = flight.decisions.request
+        self._flights[request.request_id] = flight
+        flight.begin(route)
+        if route.prefill is None:
+            route.decode.submit(submission_alone(request, route))
+        else:
+            route.decode.submit(submission_with_ticket(request, route, TransferRole.CONSUMER))
+            route.prefill.submit(submission_with_ticket(request, route, TransferRole.PRODUCER))
+        self._router.on_start(request, route)
+        if self._decisions is not None and route.decision is not None:
+            self._decisions.append(route.decision)
+
+    def _finish(self, flight: Flight, route: Route[SimulatedSession]) -> None:
+        self._router.on_end(flight.decisions.original, [TOKEN] * flight.num_tokens, route)
+        self._end_attempt(flight)
+        self._close(flight, Outcome.COMPLETE)
+
+    def _close(self, flight: Flight, outcome: Outcome) -> None:
+        with flight.admitted:
+            pass  # The ingress does not count the request any more.
+        self._on_end(flight.index, flight.result(outcome))
+
+    def _end_attempt(self, flight: Flight) -> None:
+        """Forget the attempt, and abort what an engine still has of it."""
+        request_id, route = flight.request_id, flight.route
+        assert route is not None, "an attempt has a route"
+        self._router.on_leave(request_id)
+        self._flights.pop(request_id, None)
+        route.decode.num_unfinished_requests -= 1
+        route.decode.engine.abort(request_id)
+        if flight.is_prefilling:
+            self._abort_prefill(flight, route)
+
+    def _abort_prefill(self, flight: Flight, route: Route[SimulatedSession]) -> None:
+        assert route.prefill is not None, "only a handoff has a prefill engine"
+        route.prefill.engine.abort(flight.request_id)
+        self._leave_prefill(flight)
+
+    def _leave_prefill(self, flight: Flight) -> None:
+        route = flight.route
+        if flight.is_prefilling and route is not None and route.prefill is not None:
+            route.prefill.num_unfinished_requests -= 1
+            flight.is_prefilling = False
+
+    def unfinished(self) -> list[tuple[int, SimulatedRequest]]:
+        """Return what the requests that are still on their way have got, with their indices."""
+        flights = [*self._flights.values(), *(flight for flight, _, _ in self._waiting.values())]
+        return [(flight.index, flight.result(Outcome.UNFINISHED)) for flight in flights]
+
+    # -- recovery ------------------------------------------------------------------------------------------------
+
+    def _fail(self, flight: Flight, reason: str, *, can_resume: bool) -> None:
+        """End an attempt whose decode engine has failed, and begin another one if the decisions say so."""
+        route = flight.route
+        assert route is not None, "an attempt has a route"
+        num_tokens = route.decode.engine.num_output_tokens(flight.request_id)
+        flight.close_log(flight.num_tokens if num_tokens is None else num_tokens)
+        engines = [route.decode] if flight.has_decoded or route.prefill is None else [route.decode, route.prefill]
+        lost = {session.descriptor.key for session in engines if session.engine.is_dead}
+        error = EngineFailed(flight.request_id, reason, num_new_tokens=flight.num_tokens, can_resume=can_resume)
+        failed = FailedAttempt(error, [TOKEN] * flight.num_tokens, lost, has_decoded=flight.has_decoded)
+        self._end_attempt(flight)
+        decision = flight.decisions.after_failure(failed, self._events.now_s)
+        if isinstance(decision, TryAgain):
+            self._go_on(flight, failed, decision)
+        else:
+            self._close(flight, Outcome.FAILED if can_resume or flight.num_tokens else Outcome.REFUSED)
+
+    def _go_on(self, flight: Flight, failed: FailedAttempt, decision: TryAgain) -> None:
+        try:
+            self._submit(flight)
+        except NoEngineAvailable:
+            if flight.request_id not in self._waiting:
+                self._events.at(max(decision.limit_s, self._events.now_s), self._give_up, flight.request_id)
+            self._waiting[flight.request_id] = flight, failed, decision
+
+    def _give_up(self, request_id: str) -> None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            self._close(waiting[0], Outcome.FAILED)
+
+
+def _core_request(index: int, offered: WorkloadRequest, now_s: float) -> EngineCoreRequest:
+    identity = PromptIdentity(index, offered.num_prompt_tokens, offered.block_hashes)
+    has_aims = offered.ttft_s is not None or offered.itl_s is not None
+    return EngineCoreRequest(
+        request_id=offered.request_id,
+        prompt_token_ids=CountedTokens(offered.num_prompt_tokens, identity),
+        sampling_params=_sampling(offered.num_output_tokens),
+        arrival_time_s=now_s,
+        tenant=offered.tenant,
+        slo=Slo(ttft_s=offered.ttft_s, itl_s=offered.itl_s) if has_aims else None,
+    )
+
+
+@lru_cache(maxsize=65_536)
+def _sampling(num_output_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)

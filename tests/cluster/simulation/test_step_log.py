@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import numpy as np
+
+from cluster.simulation.step_log import StepLog
+
+
+def test_a_request_has_the_times_of_the_steps_since_it_began() -> None:
+    log = StepLog()
+    log.add(1.0)
+    log.add(2.0)
+    log.open("r")
+    log.add_all(np.array([3.0, 5.0]))
+    log.add(6.0)
+
+    assert log.is_open("r")
+    assert log.close("r", 2).tolist() == [2.0, 3.0, 5.0]
+    assert not log.is_open("r")
+
+
+def test_old_steps_are_forgotten_but_for_those_of_open_requests() -> None:
+    log = StepLog()
+    log.add_all(np.arange(9000.0))
+    log.open("long")
+    log.add_all(np.arange(9000.0, 30_000.0))
+    log.open("short")
+    log.add(30_000.0)
+
+    assert log.close("long", 21_000).tolist() == np.arange(8999.0, 30_000.0).tolist()
+    assert log.close("short", 1).tolist() == [29_999.0, 30_000.0]
+    log.add_all(np.arange(30_001.0, 60_000.0))
+    assert len(log) <= 30_000
+    log.add(60_000.0)
+    log.open("last")
+    assert len(log) < 10
+    log.add(60_001.0)
+    assert log.close("last", 1).tolist() == [60_000.0, 60_001.0]
