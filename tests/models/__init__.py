@@ -1,0 +1,1 @@
+"""Tries every causal language model type of transformers, for docs/models.md."""

@@ -1,0 +1,63 @@
+"""docs/models.md says of every model type what happens if one tries to serve it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.models import children
+from tests.models.children import try_all
+from tests.models.table import PAGE, render, row_of, rows_on_page
+from tests.models.tiny_configs import MODEL_TYPES
+from tests.models.trial import ABILITIES, Outcome, try_model_type
+
+pytestmark = pytest.mark.usefixtures("shared_models")
+
+SAMPLE = ("gpt_oss", "falcon", "mamba", "deepseek_v3", "bart", "roberta")
+
+
+@pytest.mark.parametrize("model_type", SAMPLE)
+def test_the_page_says_the_truth_about_a_sample(model_type: str, tmp_path: Path) -> None:
+    assert row_of(try_model_type(model_type, tmp_path)) == rows_on_page()[model_type]
+
+
+def test_the_page_has_a_row_for_every_model_type() -> None:
+    assert sorted(rows_on_page()) == list(MODEL_TYPES)
+
+
+@pytest.mark.more
+@pytest.mark.timeout(1800)
+def test_the_page_says_the_truth_about_all() -> None:
+    assert PAGE.read_text(encoding="utf-8").endswith(render(try_all(MODEL_TYPES))), "run `make models`"
+
+
+def test_a_trial_that_hangs_or_dies_is_a_fault_and_the_next_one_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+import sys, time
+for name in sys.argv[1:]:
+    if name == "dies":
+        sys.exit(3)
+    if name == "hangs":
+        time.sleep(60)
+    print('noise\\noutcome of a trial: {"model_type": "%s", "abilities": [], "reason": "r"}' % name, flush=True)
+"""
+    monkeypatch.setattr(children, "COMMAND", (children.COMMAND[0], "-c", script))
+    monkeypatch.setattr(children, "NUM_CHILDREN", 1)
+    outcomes = try_all(["one", "dies", "two", "hangs", "three"], limit_s=5.0)
+    assert {name: outcome.fault or outcome.reason for name, outcome in outcomes.items()} == {
+        "one": "r",
+        "dies": "its process ended with status 3",
+        "two": "r",
+        "hangs": "no outcome within 5 s",
+        "three": "r",
+    }
+
+
+def test_what_is_missing_stands_in_a_row_and_a_fault_is_no_row() -> None:
+    assert row_of(Outcome("a", ABILITIES)) == "| a | served | all |\n"
+    without = tuple(name for name in ABILITIES if name != "two ranks")
+    assert row_of(Outcome("a", without)) == "| a | served | all but two ranks |\n"
+    assert row_of(Outcome("b", reason="it uses ALiBi")) == "| b | refused | it uses ALiBi |\n"
+    with pytest.raises(AssertionError, match="c: wrong tokens"):
+        row_of(Outcome("c", ABILITIES, fault="wrong tokens"))
