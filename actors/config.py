@@ -65,9 +65,10 @@ class ModelConfig(_Settings):
         "empty text nothing is kept.",
     )
     step_cost_warm_up_s: float = Field(
-        2.0,
+        0.5,
         ge=0,
-        description="An engine that finds no file of what its steps take runs steps for about this many seconds first.",
+        description="An engine that finds no file of what its steps take runs steps for about this many seconds first; "
+        "0 runs none.",
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
     seed: int = Field(0, description="Seed of random weights; requests have sampling seeds of their own.")

@@ -150,7 +150,13 @@ def _warm_up(
     )
     core = EngineCore(scheduler, executor, hash_key=BlockHashKey.draw(), costs=costs)
     waves = plan_waves(settings, runner.max_model_len, num_blocks * block_size)
-    run_waves(core, waves, runner.vocab_size, config.model.step_cost_warm_up_s)
+    run_waves(
+        core,
+        waves,
+        runner.vocab_size,
+        config.model.step_cost_warm_up_s,
+        max_step_tokens=settings.max_num_batched_tokens,
+    )
     costs.end_warm_up()
     runner.kv_cache[:num_blocks].zero_()
 

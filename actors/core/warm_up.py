@@ -1,7 +1,8 @@
 """Steps without requests of users, at an engine's start, from which its cost model gets a first idea.
 
 The requests are of this module: prompts of random tokens that decode a few tokens each, in waves that go from small to
-large, so that a slow engine at least sees the small ones. A wave that would not end in time is left out.
+large, so that a slow engine at least sees the small ones. A wave whose first step alone would not end in time is left
+out, and one that is under way when the time is over is aborted: the start takes one step longer than it may, at most.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class SteppedEngine(Protocol):
     def step(self) -> StepResult:
         """Run one step."""
 
+    def abort(self, request_id: str) -> None:
+        """Queue the end of a request."""
+
 
 def plan_waves(config: SchedulerConfig, max_model_len: int, num_cache_tokens: int) -> list[Wave]:
     """Return the waves for an engine: single prompts, decodes together, chunks after each other, chunks beside decodes.
@@ -69,19 +73,25 @@ def run_waves(
     vocab_size: int,
     limit_s: float,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    max_step_tokens: int,
 ) -> None:
-    """Run the waves that end within limit_s seconds, if they are as fast as those before them."""
-    rng, began_s, num_tokens = random.Random(0), clock(), 0
+    """Run waves for about limit_s seconds; no request is left. clock: seconds, from any point on"""
+    rng, began_s, token_s = random.Random(0), clock(), 0.0
     for number, wave in enumerate(waves):
-        num_new_tokens = sum(wave) + _NUM_OUTPUT_TOKENS * len(wave)
-        passed_s = clock() - began_s
-        if num_tokens and passed_s * (1 + num_new_tokens / num_tokens) > limit_s:
-            return
-        for index, length in enumerate(wave):
-            engine.submit(_make_request(f"warm-up-{number}-{index}", rng.choices(range(vocab_size), k=length)))
-        while not engine.step().is_idle:
-            pass
-        num_tokens += num_new_tokens
+        # Time per token falls as steps grow, so this is rather too much.
+        if clock() - began_s + token_s * min(sum(wave), max_step_tokens) >= limit_s:
+            continue
+        names = [f"warm-up-{number}-{index}" for index in range(len(wave))]
+        for name, length in zip(names, wave, strict=True):
+            engine.submit(_make_request(name, rng.choices(range(vocab_size), k=length)))
+        step_began_s = clock()
+        is_idle, token_s = engine.step().is_idle, (clock() - step_began_s) / min(sum(wave), max_step_tokens)
+        while not is_idle:
+            if clock() - began_s > limit_s:
+                for name in names:
+                    engine.abort(name)
+            is_idle = engine.step().is_idle
 
 
 def _make_request(request_id: str, prompt_token_ids: list[int]) -> EngineCoreRequest:

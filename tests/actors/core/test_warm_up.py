@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
 from actors.config import SchedulerConfig
 from actors.core.requests.block_hash import PUBLIC_KEY
+from actors.core.requests.request import EngineCoreRequest
 from actors.core.warm_up import num_wave_tokens, plan_waves, run_waves
 from actors.costs.engine_costs import EngineCosts
 from actors.costs.step_cost_model import CostOrigin
@@ -23,7 +28,7 @@ def run(limit_s: float, seconds_per_step: float) -> tuple[EngineCosts, EngineCor
 
     executor.while_it_runs = pass_time
     waves = plan_waves(CONFIG, 1000, 400 * scheduler.block_size)
-    run_waves(core, waves, 50, limit_s, clock)
+    run_waves(core, waves, 50, limit_s, clock, max_step_tokens=128)
     costs.end_warm_up()
     return costs, core, clock
 
@@ -37,10 +42,43 @@ def test_the_waves_show_every_kind_of_step_and_leave_no_request() -> None:
     core.scheduler.check_integrity()
 
 
-def test_a_slow_engine_runs_only_the_waves_that_end_in_time() -> None:
-    fast, slow = run(60.0, 0.001)[0], run(2.0, 0.1)
-    assert 0 < slow[0].model().num_steps < fast.model().num_steps
-    assert slow[2].now_s - Clock().now_s <= 2.5
+@pytest.mark.parametrize("limit_s", [0.25, 1.0, 2.0])
+def test_the_time_is_kept_but_for_one_step_and_no_request_is_left(limit_s: float) -> None:
+    num_steps = run(60.0, 0.001)[0].model().num_steps
+    costs, core, clock = run(limit_s, 0.1)
+    assert 0 < costs.model().num_steps < num_steps
+    assert clock.now_s - Clock().now_s <= limit_s + 3 * 0.1 + 1e-6, "a step, and two empty ones that end the requests"
+    assert not core.scheduler.has_requests()
+    core.scheduler.check_integrity()
+
+
+def test_without_time_no_step_is_run() -> None:
+    costs, _, clock = run(0.0, 0.1)
+    assert costs.model().num_steps == 0
+    assert clock.now_s == Clock().now_s
+
+
+def test_a_wave_whose_first_step_would_take_too_long_is_left_out_and_smaller_ones_are_not() -> None:
+    began: list[int] = []
+
+    class Engine:
+        now_s, tokens = 0.0, 0
+
+        def submit(self, request: EngineCoreRequest) -> None:
+            self.tokens += len(request.prompt_token_ids)
+
+        def abort(self, request_id: str) -> None:
+            raise AssertionError("nothing is cut off")
+
+        def step(self) -> SimpleNamespace:
+            began.append(self.tokens)
+            self.now_s += 0.01 * self.tokens
+            self.tokens = 0
+            return SimpleNamespace(is_idle=True)
+
+    engine = Engine()
+    run_waves(engine, [[10], [40], [90], [30]], 50, 1.0, lambda: engine.now_s, max_step_tokens=60)
+    assert began == [10, 40, 30], "90 tokens are computed in steps of 60, of which one would take 0.6 s"
 
 
 def test_a_cache_and_a_model_that_are_small_get_waves_that_fit() -> None:
