@@ -117,6 +117,7 @@ class ModelRunner:
             say,
             max_num_seqs=max_num_seqs,
             max_model_len=self.max_model_len,
+            has_drafts=self._proposer is not None,
         )
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

@@ -40,6 +40,7 @@ from tests.simulated_gpu.tensors import SIMULATION, ChangedTooEarly, MixedDevice
 CheckpointOf = Callable[[str], Path]
 DEVICE = install()
 DENSE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt")
+MIXTURES = ("mixtral", "qwen3_moe")
 PROMPT_LENGTHS = (1, 7, 16, 33, 40)
 NUM_OUTPUT_TOKENS = 12
 
@@ -196,6 +197,48 @@ class TestFamilies:
         assert eager.cuda_graphs == "none: model.enforce_eager is set"
         SIMULATION.take_waits()
         assert run(eager) == expected
+
+
+class TestExperts:
+    """Mixtures of experts: torch multiplies the rows of all experts at once, in bfloat16 without a wait."""
+
+    @pytest.mark.parametrize("family", MIXTURES)
+    def test_tokens_equal_generate_in_float32_though_every_layer_waits(
+        self, family: str, checkpoint: CheckpointOf
+    ) -> None:
+        directory = checkpoint(family)
+        runner = make_runner(directory)
+        runner.warm_up()
+        runner.capture_graphs(ModelConfig(model=str(directory), cuda_graph_sizes=(6,)), 16, lambda text: None)
+        assert "in float32 on compute capability 9.0" in runner.cuda_graphs
+        stepper = Stepper(runner)
+        for length in PROMPT_LENGTHS:
+            stepper.add(str(length), Sequence(random_prompt(length)))
+        SIMULATION.take_waits()
+        outputs = stepper.run(num_output_tokens=NUM_OUTPUT_TOKENS, chunk=17)
+        waits = SIMULATION.take_waits()
+        num_layers = runner._model.geometry.num_layers
+        num_steps = len(stepper.outputs)
+        assert sorted(waits.values()) == [num_steps, 2 * num_layers * num_steps]
+        for length in PROMPT_LENGTHS:
+            expected = greedy_tokens(directory, tuple(random_prompt(length)), NUM_OUTPUT_TOKENS)
+            assert outputs[str(length)] == expected
+
+    @pytest.mark.parametrize("family", MIXTURES)
+    def test_in_bfloat16_graphs_give_the_tokens_of_eager_steps(self, family: str, checkpoint: CheckpointOf) -> None:
+        directory = checkpoint(family)
+        outputs = []
+        for enforce_eager in (True, False):
+            runner = make_runner(directory, dtype="bfloat16")
+            runner.warm_up()
+            config = ModelConfig(model=str(directory), cuda_graph_sizes=(2, 6), enforce_eager=enforce_eager)
+            runner.capture_graphs(config, 16, lambda text: None)
+            SIMULATION.take_waits()
+            outputs.append(run(runner))
+            assert (runner._graphs is None) == enforce_eager, runner.cuda_graphs
+        assert runner._graphs is not None
+        assert runner._graphs.num_replays == NUM_OUTPUT_TOKENS - 1
+        assert outputs[0] == outputs[1]
 
 
 class TestAhead:

@@ -1,6 +1,7 @@
-"""The project's operators on the simulated GPU: the same arguments as the Triton kernels', in plain torch.
+"""Operators that the simulated GPU computes in its own way, in plain torch.
 
-The kernels themselves are compared with float64 in Triton's interpreter, which would take minutes for a few steps.
+The project's have the arguments of the Triton kernels. These are compared with float64 in Triton's interpreter, which
+would take minutes for a few steps.
 """
 
 from __future__ import annotations
@@ -70,4 +71,14 @@ def attend_tiles(
         output[first:stop] = (weights @ values.repeat_interleave(group, 0)).transpose(0, 1)
 
 
-KERNELS: Final[dict[str, Callable[..., Any]]] = {"raypd::write_kv": write_kv, "raypd::attend_tiles": attend_tiles}
+def histc(numbers: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:  # noqa: A002  # torch's names
+    """Count integers, which a GPU does and torch's operator on a CPU does not."""
+    counts = torch.histc(numbers.double(), bins, min, max)
+    return counts.to(numbers.dtype)
+
+
+KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "raypd::write_kv": write_kv,
+    "raypd::attend_tiles": attend_tiles,
+    "aten::histc": histc,
+}

@@ -25,6 +25,8 @@ _FLOORS: Final = tuple(f"{_ROOT / floor}/" for floor in ("actors", "kv_transfer"
 _CONVERSIONS: Final = {"aten::_to_copy", "aten::to"}
 _BY_INDEX: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 _READING: Final = {"aten::is_nonzero", "aten::item", "aten::equal", "aten::allclose", "aten::repeat_interleave"}
+_GROUPED: Final = "aten::_grouped_mm"
+"""torch has a kernel for bfloat16 on compute capability 9.0; for other types it copies the groups' ends to the host."""
 _WAITING_TAGS: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -309,6 +311,8 @@ def _waits(func: Any, name: str, inner_args: Sequence[Any]) -> bool:
     """Whether the host has to know numbers of the device before it can go on."""
     if name in _BY_INDEX:
         return _finds_indices(name, inner_args)
+    if name == _GROUPED:
+        return inner_args[0].dtype is not torch.bfloat16
     return name in _READING or any(tag in func.tags for tag in _WAITING_TAGS)
 
 

@@ -38,17 +38,18 @@ def test_the_device_notices_what_a_gpu_would_and_a_model_runs_on_it() -> None:
 @pytest.mark.more
 @pytest.mark.timeout(600)
 def test_every_dense_family_runs_on_it() -> None:
-    run_on_simulated_gpu(str(CHECKED), "-k", "TestFamilies or TestAdapters or TestReport or TestHandoff or TestWaits")
+    run_on_simulated_gpu(
+        str(CHECKED), "-k", "TestFamilies or TestExperts or TestAdapters or TestReport or TestHandoff or TestWaits"
+    )
 
 
-# Left out: ranks on a GPU talk over NCCL, which this device has not, and mixtures of experts count by an operator that
-# the CPU lacks for integers.
+# Left out: ranks on a GPU talk over NCCL, which this device has not.
 @pytest.mark.more
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("file", "chosen"),
     [
-        ("tests/actors/test_lora.py", "not rank and not mixtral"),
+        ("tests/actors/test_lora.py", "not rank"),
         ("tests/actors/test_draft_model.py", ""),
         ("tests/actors/test_speculation.py", ""),
         ("tests/actors/test_prompt_embeds.py", "not rank"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
+import torch
 
 from actors.config import ModelConfig
 from actors.model.attention.backend import AttentionBackend
@@ -17,9 +19,13 @@ from actors.model.graphs.decode_inputs import DecodeStep
 from actors.model.graphs.recorder import DeviceGraphRecorder
 from actors.model.input_batch import StepInputs
 from actors.model.loader import LoadedModel
-from kv_transfer.device_kind import is_accelerator
+from kv_transfer.device_kind import device_module, is_accelerator
 
 logger = logging.getLogger(__name__)
+
+_DRAFTS_NOTE: Final = "; steps that verify drafts run eagerly, and so does a draft model"
+_GROUPED_MAJORS: Final = (9, 10)
+"""The major compute capabilities on which torch multiplies groups of bfloat16 rows without asking the host."""
 
 
 def capture_graphs(
@@ -31,10 +37,12 @@ def capture_graphs(
     *,
     max_num_seqs: int,
     max_model_len: int,
+    has_drafts: bool = False,
 ) -> tuple[DecodeGraphs | None, str]:
     """Capture graphs within the limits of the settings.
 
     say: called with how far it is
+    has_drafts: whether steps may verify drafts
     Returns the graphs, or None if there are none; and what was captured, or why nothing was, in words.
     """
     if not is_accelerator(model.device):
@@ -55,7 +63,9 @@ def capture_graphs(
         adapters=adapters,
     )
     graphs.capture(CaptureLimits(config.cuda_graph_time_s, int(config.cuda_graph_memory_gib * (1 << 30))), say)
-    return graphs if graphs.sizes else None, graphs.summary
+    if not graphs.sizes:
+        return None, graphs.summary
+    return graphs, graphs.summary + _DRAFTS_NOTE if has_drafts else graphs.summary
 
 
 def _reason_against(config: ModelConfig, model: LoadedModel, attention: AttentionBackend) -> str | None:
@@ -67,7 +77,35 @@ def _reason_against(config: ModelConfig, model: LoadedModel, attention: Attentio
         return "the model takes images, whose positions have three numbers"
     if model.geometry.tp_size > 1:
         return "the model is split over ranks, whose collectives were never captured"
+    if (reason := _reason_of_experts(model)) is not None:
+        return reason
     return None if isinstance(attention, StaticAttention) else "the attention backend cannot be captured"
+
+
+def _reason_of_experts(model: LoadedModel) -> str | None:
+    """Return why the products of a mixture of experts cannot be captured; None if they can, or if there are none.
+
+    transformers multiplies the rows of all experts by torch's grouped product. Where torch has no kernel for it, torch
+    copies the experts' row numbers to the host (GroupedBlas.cpp and GroupedMMUtils.h in torch), and so does
+    transformers' loop over experts ("eager").
+    """
+    implementations = {
+        str(getattr(module.config, "_experts_implementation", None))
+        for module in model.forward.model.modules()
+        if hasattr(module, "is_transposed") and hasattr(module, "is_concatenated")
+    }
+    if implementations - {"grouped_mm", "batched_mm"}:
+        return "the model's experts are computed one by one, after the host has read which are needed"
+    if "grouped_mm" not in implementations:
+        return None
+    major, minor = device_module(model.device).get_device_capability(model.device)
+    if model.dtype is torch.bfloat16 and major in _GROUPED_MAJORS:
+        return None
+    dtype = str(model.dtype).removeprefix("torch.")
+    return (
+        f"torch asks the host for the rows of each expert in {dtype} on compute capability {major}.{minor}; "
+        "it does not in bfloat16 on 9.x and 10.x"
+    )
 
 
 def make_decode_step(inputs: StepInputs, block_size: int, adapter_slots: np.ndarray | None) -> DecodeStep:
