@@ -67,8 +67,7 @@ class ModelConfig(_Settings):
     step_cost_warm_up_s: float = Field(
         0.5,
         ge=0,
-        description="An engine that finds no file of what its steps take runs steps for about this many seconds first; "
-        "0 runs none.",
+        description="An engine that finds no file of what its steps take runs steps for about this many seconds first.",
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the checkpoint.")
     seed: int = Field(0, description="Seed of random weights; requests have sampling seeds of their own.")
