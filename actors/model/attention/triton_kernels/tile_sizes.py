@@ -4,7 +4,8 @@ The table is small on purpose. What decides, in this order:
 
 - **Registers.** A program holds the result, rows * head_dim in float32, and the scores, rows * keys. At 255 registers a
   thread a program with w warps holds 8160 * w numbers, so 64 rows need 4 warps up to a head size of 128, and 8 warps
-  above. No kernel of the table spills registers to memory (a test compiles each of them).
+  above. No kernel of the table spills registers to memory (a test compiles each of them), but for one or two numbers
+  with head sizes of 80, 96 and 112 (benchmarks/RESULTS.md).
 - **Shared memory.** Keys and values of the next tiles are loaded while one is computed: 2 * keys * head_dim * stages
   numbers. A program stays below 99 KiB, which the smaller GPUs of compute capability 8.6 and 8.9 have.
 - **Matrix units.** They multiply 16 rows at least. Decoding is bound by memory: 16 rows, most of them empty, cost
