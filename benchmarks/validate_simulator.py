@@ -27,9 +27,17 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.config import CacheConfig, SchedulerConfig
+from actors.costs.step_cost_model import StepCostModel
+from actors.costs.step_shape import NUM_FEATURES
 from benchmarks.gpu_runs import GpuRun, RunRequest, read_gpu_run
 from benchmarks.lockstep_engines import TokenTimes, run_in_lockstep
 from cluster.errors import InvalidConfig
+from cluster.routing.decision import RoutingMode
+from cluster.routing.engine_connection import EngineRole
+from cluster.settings.ingress import IngressConfig
+from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec, LinkSpec
+from cluster.simulation.simulation_result import Outcome, SimulatedRequest
+from cluster.simulation.simulator import simulate
 from cluster.simulation.timing.gpu_data_sheets import data_sheet_in
 from cluster.simulation.timing.model_shape import read_model_shape
 from cluster.simulation.timing.op_tables import OpTables, read_op_tables
@@ -42,6 +50,11 @@ _FIT_TOLERANCE: Final = 0.001
 _MAX_FACTOR: Final = 100.0
 _DEFAULT_MODEL_LEN: Final = 1 << 20
 _DEFAULT_LINK_GB_PER_S: Final = 32.0
+_NO_LINKS: Final = LinkSpec(bytes_per_s=1e9, latency_s=0.0)
+"""Nothing is handed over."""
+_NO_COSTS: Final = StepCostModel((0.0,) * NUM_FEATURES)
+"""Engines without roles are chosen by their load alone."""
+_NO_LIMITS: Final = IngressConfig(max_requests_in_flight=1 << 30, max_waiting_tokens=1 << 60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,8 @@ def validate(run: GpuRun, tables: OpTables, num_kv_tokens: int, num_fitted: int 
     real = [TokenTimes(request.first_token_s, request.end_s) for request in run.requests]
     fitted, judged = slice(None, num_fitted), slice(num_fitted, None)
     target = _means(run.requests[fitted], real[fitted])["TPOT"]
+    if not target > 0:
+        raise InvalidConfig("--fit-requests", [f"none of the first {num_fitted} requests has two tokens"])
     uncorrected = simulated = simulate_run(run, tables, num_kv_tokens)
     factor = 1.0
     for _ in range(_MAX_FIT_ROUNDS):
@@ -103,7 +118,7 @@ def validate(run: GpuRun, tables: OpTables, num_kv_tokens: int, num_fitted: int 
 
 
 def simulate_run(run: GpuRun, tables: OpTables, num_kv_tokens: int) -> list[TokenTimes]:
-    """Return when each request of a run would have got its tokens."""
+    """Return when each request of a run would have got its tokens. Raises InvalidConfig if the engine refuses one."""
     workload = [
         WorkloadRequest(request.request_id, request.arrival_s, request.num_prompt_tokens, request.num_output_tokens)
         for request in run.requests
@@ -118,11 +133,39 @@ def simulate_run(run: GpuRun, tables: OpTables, num_kv_tokens: int) -> list[Toke
         watermark=0.0,
         fairness="none",
     )
-    cache = CacheConfig(block_size=run.block_size, enable_prefix_caching=run.has_prefix_caching, enable_kv_events=False)
     # vLLM's first block is no request's.
     num_blocks = max(1, num_kv_tokens // run.block_size - 1)
     max_model_len = run.max_model_len or _DEFAULT_MODEL_LEN
-    return run_in_lockstep(workload, tables, scheduler, cache, num_blocks, max_model_len)
+    if tables.experts is not None and run.layout.data_parallel_size > 1:
+        cache = CacheConfig(
+            block_size=run.block_size, enable_prefix_caching=run.has_prefix_caching, enable_kv_events=False
+        )
+        try:
+            return run_in_lockstep(workload, tables, scheduler, cache, num_blocks, max_model_len)
+        except ValueError as error:
+            raise InvalidConfig("the run", [str(error)]) from error
+    engines = [
+        EngineSpec(
+            engine_id=f"both-{number}",
+            role=EngineRole.BOTH,
+            step_times=tables,
+            num_blocks=num_blocks,
+            scheduler=scheduler,
+            block_size=run.block_size,
+            max_model_len=max_model_len,
+            step_costs=_NO_COSTS,
+        )
+        for number in range(run.layout.data_parallel_size)
+    ]
+    spec = ClusterSpec(tuple(engines), _NO_LINKS, 1, RoutingMode.AGGREGATE, ingress=_NO_LIMITS)
+    return [_token_times(request) for request in simulate(spec, workload, seed=0).requests]
+
+
+def _token_times(request: SimulatedRequest) -> TokenTimes:
+    if request.outcome is not Outcome.COMPLETE:
+        what = f"{request.num_prompt_tokens} prompt tokens"
+        raise InvalidConfig("the run", [f"{request.request_id}: the simulated engine refuses {what}"])
+    return TokenTimes(request.first_token_s, request.end_s)
 
 
 def _means(requests: Sequence[RunRequest], times: Sequence[TokenTimes]) -> dict[str, float]:
@@ -182,7 +225,7 @@ def main(
         real_run, tables, num_kv_tokens = load(run, ops, shape, link_gb_per_s)
         found = validate(real_run, tables, num_kv_tokens, fit_requests)
     except InvalidConfig as error:
-        console.print(f"[red]{error}", highlight=False)
+        console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
     layout = real_run.layout
     title = f"{run}: requests {fit_requests + 1} to {len(real_run.requests)}, data parallel {layout.data_parallel_size}"

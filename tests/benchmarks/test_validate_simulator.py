@@ -10,8 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from actors.config import CacheConfig, SchedulerConfig
 from benchmarks.gpu_runs import read_gpu_run
-from benchmarks.lockstep_engines import TokenTimes
+from benchmarks.lockstep_engines import TokenTimes, run_in_lockstep
 from benchmarks.validate_simulator import METRICS, Validation, load, main, simulate_run, validate
 from cluster.errors import InvalidConfig
 from cluster.simulation.timing.op_tables import read_op_tables
@@ -70,6 +71,31 @@ def test_a_run_without_requests_to_judge_is_refused(tmp_path: Path) -> None:
     run, tables, num_kv_tokens = load(tmp_path, tmp_path, tmp_path / "shape.json")
     with pytest.raises(InvalidConfig, match="40 of 40 requests leave none to judge"):
         validate(run, tables, num_kv_tokens, 40)
+
+
+def test_a_run_whose_first_requests_have_one_token_each_is_refused(tmp_path: Path) -> None:
+    _write_run(tmp_path, 1.0)
+    lines = (tmp_path / "requests.jsonl").read_text().splitlines()
+    single = [line.replace('"output_toks": 30', '"output_toks": 1') for line in lines[:_NUM_FITTED]]
+    (tmp_path / "requests.jsonl").write_text("\n".join([*single, *lines[_NUM_FITTED:]]))
+    with pytest.raises(InvalidConfig, match="none of the first 10 requests has two tokens"):
+        _validate(tmp_path)
+
+
+def test_one_engine_has_the_times_of_a_group_of_one(tmp_path: Path) -> None:
+    _write_run(tmp_path, 1.0, {**ENGINE, "max_num_seqs": 4})
+    run, tables, num_kv_tokens = load(tmp_path, tmp_path, tmp_path / "shape.json")
+    workload = [
+        WorkloadRequest(one.request_id, one.arrival_s, one.num_prompt_tokens, one.num_output_tokens)
+        for one in run.requests
+    ]
+    scheduler = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=256, watermark=0.0, fairness="none")
+    cache = CacheConfig(block_size=run.block_size, enable_kv_events=False)
+    group = run_in_lockstep(workload, tables, scheduler, cache, num_kv_tokens // run.block_size - 1, 4096)
+    simulated = simulate_run(run, tables, num_kv_tokens)
+    for metric in ("first_s", "last_s"):
+        expected = [getattr(times, metric) for times in group]
+        assert [getattr(times, metric) for times in simulated] == pytest.approx(expected)
 
 
 def _command(tmp_path: Path, limit: float) -> Result:
