@@ -15,22 +15,24 @@ from cluster.routing.load_book import DEFAULT_BATCHED_TOKENS, DEFAULT_BYTES_PER_
 from cluster.routing.step_prediction import MIN_STEPS_OF_KIND, StepFamily, StepPrediction
 
 _MIN_ROUGH_STEPS: Final = 10 * MIN_STEPS_OF_KIND
-_LEAVING: Final = frozenset({EngineState.DRAINING, EngineState.DRAINED})
 
 
 def planned_engine(
     slot: Slot, role: EngineRole, state: EngineState, stats: SchedulerStats | None, *, is_wanted: bool
 ) -> PlannedEngine | None:
-    """Describe an engine; None if it is dead. stats: None if none have come; is_wanted: whether its slot is wanted"""
+    """Describe an engine; None if it is dead. stats: None if none have come; is_wanted: whether its slot is wanted
+
+    An engine that drains although its slot is wanted, as in a rolling update, is about to be replaced: the planner need
+    not make up for it.
+    """
     if state is EngineState.DEAD:
         return None
-    is_leaving = state in _LEAVING or not is_wanted
     load = None if stats is None else stats.load_report
     return PlannedEngine(
         slot.engine_id,
         role,
         is_serving=state is EngineState.READY,
-        is_leaving=is_leaving,
+        is_leaving=not is_wanted,
         num_streams=0 if load is None else load.num_decodes,
         num_cached_tokens=0 if stats is None else cached_tokens(stats),
     )

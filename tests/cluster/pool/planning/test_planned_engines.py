@@ -35,7 +35,8 @@ def _stats(model: StepCostModel | None = SURE, load: LoadReport | None = LOAD) -
         (EngineState.READY, False, True, True),
         (EngineState.PENDING, True, False, False),
         (EngineState.STARTING, True, False, False),
-        (EngineState.DRAINING, True, False, True),
+        (EngineState.DRAINING, True, False, False),
+        (EngineState.DRAINING, False, False, True),
         (EngineState.DRAINED, False, False, True),
     ],
 )
