@@ -7,6 +7,7 @@ import typer
 from cluster.commands import access, ask, deploy, install, operate, serve
 from cluster.commands.bench.bench_command import bench
 from cluster.commands.plan.plan_command import plan
+from cluster.commands.simulate.simulate_command import simulate
 
 app = typer.Typer(
     name="raypd",
@@ -24,6 +25,7 @@ for command in (
     ask.embed,
     bench,
     plan,
+    simulate,
     operate.status,
     operate.explain,
     operate.scale,
