@@ -45,6 +45,8 @@ class SharedNetwork:
         self._events = events
         self._interfaces: dict[EngineKey, _Interface] = {}
         self._apart: list[frozenset[str]] = []
+        self._held: list[tuple[EngineKey, EngineKey, Callable[[], None]]] = []
+        """Messages that wait for the end of a cut, in the order in which they would have arrived."""
 
     @property
     def latency_s(self) -> float:
@@ -62,14 +64,21 @@ class SharedNetwork:
             self._remove(flow)
 
     def cut(self, engine_ids: frozenset[str]) -> None:
-        """Cut these engines off from all others: messages are lost, and flows stand still."""
+        """Cut these engines off from all others: messages wait, and flows stand still."""
         self._apart.append(engine_ids)
         self._share(self._all_flows())
 
     def mend(self, engine_ids: frozenset[str]) -> None:
-        """Undo a cut."""
+        """Undo a cut: messages come that no lost link has taken with it."""
         self._apart.remove(engine_ids)
+        held, self._held = self._held, []
+        for sender, receiver, on_arrival in held:
+            self.send(sender, receiver, on_arrival)
         self._share(self._all_flows())
+
+    def lose(self, engine_ids: frozenset[str]) -> None:
+        """Drop the messages that wait between these engines and others: their links are lost."""
+        self._held = [one for one in self._held if (one[0][0] in engine_ids) == (one[1][0] in engine_ids)]
 
     def is_cut(self, one: EngineKey, other: EngineKey) -> bool:
         """Whether two engines cannot reach each other."""
@@ -84,13 +93,15 @@ class SharedNetwork:
         return engine in self._interfaces
 
     def send(self, sender: EngineKey, receiver: EngineKey, on_arrival: Callable[[], None]) -> None:
-        """Send a message; it is lost if the receiver cannot be reached when it is sent, or when it arrives."""
-        if self.reaches(sender, receiver):
+        """Send a message; it is lost if the receiver is not there when it is sent, or when it arrives."""
+        if self.has(sender) and self.has(receiver):
             self._events.at(self._events.now_s + self._links.latency_s, self._arrive, sender, receiver, on_arrival)
 
     def _arrive(self, sender: EngineKey, receiver: EngineKey, on_arrival: Callable[[], None]) -> None:
         if self.reaches(sender, receiver):
             on_arrival()
+        elif self.has(sender) and self.has(receiver):
+            self._held.append((sender, receiver, on_arrival))
 
     def move(self, sender: EngineKey, receiver: EngineKey, num_bytes: int, on_sent: Callable[[], None]) -> Flow:
         """Begin to move bytes. on_sent: called when the last one has left"""

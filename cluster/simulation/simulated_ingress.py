@@ -52,6 +52,7 @@ class SimulatedSession:
     num_prompt_tokens_computed: int = 0
     num_submitted_requests: int = 0
     num_unfinished_requests: int = 0
+    is_open: bool = True
     step_costs: StepCostModel | None = field(init=False)
     descriptor: EngineDescriptor = field(init=False)
 
@@ -127,6 +128,7 @@ class SimulatedIngress:
         lost = next((session for session in self._sessions if session.engine is engine), None)
         if lost is None:
             return
+        lost.is_open = False
         self._sessions = [session for session in self._sessions if session is not lost]
         self._book.keep([session.descriptor.key for session in self._sessions])
         self._index.forget_engine(engine.descriptor.key)
@@ -151,10 +153,6 @@ class SimulatedIngress:
     def knows(self, engine: SimulatedEngine) -> bool:
         """Whether there is a session with an engine."""
         return any(session.engine is engine for session in self._sessions)
-
-    def has(self, session: SimulatedSession) -> bool:
-        """Whether a session was not given up."""
-        return session in self._sessions
 
     # -- requests ------------------------------------------------------------------------------------------------
 

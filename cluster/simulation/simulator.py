@@ -193,7 +193,7 @@ class Simulation:
     def _report_again(
         self, engine: SimulatedEngine, sessions: Sequence[tuple[SimulatedIngress, SimulatedSession]]
     ) -> None:
-        open_sessions = [(ingress, session) for ingress, session in sessions if ingress.has(session)]
+        open_sessions = [(ingress, session) for ingress, session in sessions if session.is_open]
         if engine.is_dead or not open_sessions:
             return
         if not engine.is_stopped:
@@ -308,6 +308,7 @@ class Simulation:
 
     def _lose_links(self, engine_ids: frozenset[str]) -> None:
         """Let the links between these engines and all others break: their ends have not heard of each other."""
+        self._network.lose(engine_ids)
         for key, transfers in list(self._transfers.items()):
             for other in list(self._transfers):
                 if (key[0] in engine_ids) != (other[0] in engine_ids):

@@ -81,7 +81,7 @@ def test_what_an_engine_sends_and_receives_ends_with_it() -> None:
     assert wires.run() == {"to the living": 1.25}
 
 
-def test_a_cut_lets_flows_stand_still_and_loses_messages() -> None:
+def test_a_cut_lets_flows_stand_still_and_messages_wait() -> None:
     wires = Wires()
     group = frozenset({"a"})
     wires.network.move(A, B, 100, wires.note("across"))
@@ -89,5 +89,15 @@ def test_a_cut_lets_flows_stand_still_and_loses_messages() -> None:
     wires.events.at(0.5, wires.network.cut, group)
     wires.events.at(0.6, wires.network.send, A, B, wires.note("message"))
     wires.events.at(2.5, wires.network.mend, group)
-    assert wires.run() == pytest.approx({"within": 1.0, "across": 3.0})
+    assert wires.run() == pytest.approx({"within": 1.0, "across": 3.0, "message": 3.5})
     assert wires.network.reaches(A, B)
+
+
+def test_messages_of_lost_links_do_not_come() -> None:
+    wires = Wires()
+    group = frozenset({"a"})
+    wires.events.at(0.5, wires.network.cut, group)
+    wires.events.at(0.6, wires.network.send, A, B, wires.note("across"))
+    wires.events.at(2.0, wires.network.lose, group)
+    wires.events.at(2.5, wires.network.mend, group)
+    assert wires.run() == {}

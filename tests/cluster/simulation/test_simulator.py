@@ -149,6 +149,16 @@ def test_a_kill_loses_no_request(engine_id: str) -> None:
     assert any(found.num_attempts > 1 for found in result.requests) == decode_died
 
 
+def test_a_short_partition_delays_handoffs_and_breaks_none() -> None:
+    config = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=32)
+    spec = make_cluster(PAIR, RoutingMode.DISAGGREGATE, num_blocks=2000, block_size=16, scheduler=config)
+    workload = make_workload(25, 15.0, 223, max_prompt=300, max_output=20, hashed=0.0)
+
+    result = simulate(spec, workload, seed=3, faults=[Partition(0.5, 1.7, frozenset({"prefill-0"}))])
+
+    assert {found.outcome for found in result.requests} == {Outcome.COMPLETE}
+
+
 def test_a_cluster_whose_only_engine_dies_for_good_gives_its_requests_up() -> None:
     spec = with_ingress(make_cluster(["both"]), recovery_timeout_s=5)
 
