@@ -118,10 +118,12 @@ class ClusterConfig(_Settings):
     kv_transfer: KVTransferConfig = Field(KVTransferConfig(), description="How engines hand KV blocks to each other.")
     lora: LoraConfig | None = Field(None, description="LoRA adapters that requests may use; default: none.")
     prefill: EngineGroupConfig = Field(
-        EngineGroupConfig(count=1), description="Engines that prefill: they compute prompts and the first token."
+        EngineGroupConfig(count=1),
+        description="Engines that prefer to compute prompts. Without decode engines they do all of each request.",
     )
     decode: EngineGroupConfig = Field(
-        EngineGroupConfig(count=1), description="Engines that decode: they compute all further tokens."
+        EngineGroupConfig(count=1),
+        description="Engines that prefer to decode. Without prefill engines they do all of each request.",
     )
     both: EngineGroupConfig = Field(EngineGroupConfig(count=0), description="Engines that prefill and decode.")
     encode: EngineGroupConfig = Field(

@@ -6,6 +6,9 @@ or the computation of it. A target has to keep room for its own requests: it pre
 another engine's request only if a tenth of its blocks is free afterwards. This and a limit of migrations for each
 request keep requests from going back and forth.
 
+Engines that prefer to decode come first. In the mode `cost` an engine of role `prefill` gets the request if none of
+them has room: there the request has longer gaps between tokens, and takes blocks from prompts, but it goes on.
+
 An engine's counters are as old as its last heartbeat. So blocks of requests that were sent there since then count as
 taken: the load book knows them, which routing reads as well.
 """
@@ -20,7 +23,8 @@ from typing import Final, TypeAlias
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import candidates
-from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey
+from cluster.routing.decision import RoutingMode
+from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
 from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import find_refusal
 
@@ -113,16 +117,19 @@ class MigrationPlanner:
         stats: Callable[[], EngineStats],
         clock: Callable[[], float] = time.monotonic,
         *,
+        mode: RoutingMode = RoutingMode.COST,
         load_book: LoadBook | None = None,
     ) -> None:
         """Plan no migration yet.
 
+        mode:      says which engines may go on with a request
         load_book: knows what this ingress has sent to engines since their reports; None: the planner only knows of the
                    requests that it has found engines for
         """
         self._load_book = load_book
         self._stats = stats
         self._clock = clock
+        self._mode = mode
         self._promises: list[_Promise] = []
 
     def find_target(
@@ -136,13 +143,13 @@ class MigrationPlanner:
         now_s = self._clock()
         self._promises = [one for one in self._promises if now_s - one.at_s <= _MAX_STATS_AGE_S + _STATS_DELAY_S]
         stats = self._stats()
-        others = {engine.descriptor.key: engine for engine in _others(here, engines)}
-        targets = [self._target(key, *stats[key], now_s) for key in others if key in stats and stats[key][0].num_blocks]
-        target = choose_target(request, targets)
-        if target is None:
-            return None
-        self._promises.append(_Promise(target.key, target.num_blocks_for(request), now_s))
-        return others[target.key]
+        for others in _in_order(here, engines, self._mode):
+            known = {one.descriptor.key: one for one in others if one.descriptor.key in stats}
+            targets = [self._target(key, *stats[key], now_s) for key in known if stats[key][0].num_blocks]
+            if (target := choose_target(request, targets)) is not None:
+                self._promises.append(_Promise(target.key, target.num_blocks_for(request), now_s))
+                return known[target.key]
+        return None
 
     def _target(self, key: EngineKey, stats: SchedulerStats, at_s: float, now_s: float) -> Target:
         promised = [one.num_blocks for one in self._promises if one.key == key and one.at_s >= at_s - _STATS_DELAY_S]
@@ -159,11 +166,23 @@ class MigrationPlanner:
         )
 
 
-def _others(here: EngineDescriptor, engines: Sequence[EngineConnection]) -> list[EngineConnection]:
-    """Return the other engines that may decode, and to which `here` can send KV."""
+def _in_order(
+    here: EngineDescriptor, engines: Sequence[EngineConnection], mode: RoutingMode
+) -> list[list[EngineConnection]]:
+    """Return the other engines that may go on with a request of `here`, and get KV from there: the preferred first."""
+    others = [
+        engine
+        for engine in engines
+        if engine.descriptor.key != here.key
+        and engine.descriptor.role is not EngineRole.ENCODE
+        and find_refusal(here, engine.descriptor) is None
+    ]
+    if mode is RoutingMode.AGGREGATE:
+        return [others]
+    if mode is RoutingMode.COST:
+        return [[one for one in others if one.descriptor.role.generates is prefers] for prefers in (True, False)]
     try:
-        groups = candidates(engines)
+        decode = {engine.descriptor.key for group in candidates(engines) for engine in group.decode}
     except NoEngineAvailable:
         return []
-    decode = [engine for group in groups for engine in group.decode if engine.descriptor.key != here.key]
-    return [engine for engine in decode if find_refusal(here, engine.descriptor) is None]
+    return [[engine for engine in others if engine.descriptor.key in decode]]

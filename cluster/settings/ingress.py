@@ -106,7 +106,8 @@ class IngressConfig(BaseModel):
     )
     move_preempted: bool = Field(
         True,
-        description="Migrate a preempted request to another decode engine if the request goes on sooner there.",
+        description="Migrate a preempted request to another engine if the request goes on sooner there: to a decode "
+        "engine, or with routing.mode cost to a prefill engine if no decode engine has room.",
     )
     recovery_timeout_s: float = Field(
         60.0,

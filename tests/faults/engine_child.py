@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from actors import engine_server, engine_thread
-from actors.config import EngineConfig
+from actors.config import EngineConfig, EngineRoleName
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_server import EngineServer
 from actors.model import loaded_runner
@@ -33,6 +33,7 @@ from kv_transfer.transports import tcp
 from kv_transfer.transports.base import Transport
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.trust.membership import Trust, TrustMaterial
+from tests.actors.core.chunk_bounds import ChunkBound
 from tests.faults.fault_points import Fault, FaultPoints
 from tests.faults.faulty_parts import FaultyTransport, faulty_agent, faulty_control, faulty_streams, with_attribute
 from tests.trusted import material
@@ -129,6 +130,20 @@ class EngineChild:
         """Wait until nothing is left of any request or transfer, then check the pool's and the queues' integrity."""
         self._wait(lambda: not self._leftovers(), timeout_s, self._leftovers)
         self._server.check_integrity()
+
+    def set_role(self, role: EngineRoleName) -> None:
+        """Change the role as the engine's actor would."""
+        self._await(self._server.set_role(role))
+
+    def bound_chunks(self, bound: ChunkBound) -> None:
+        """Bound the chunks of prompts beside decodes from now on, whatever the engine learns of its steps."""
+        self._await(self._bound_chunks(bound))
+
+    async def _bound_chunks(self, bound: ChunkBound) -> None:
+        core = self._server._core
+        assert core is not None
+        await self._server._ask(lambda: bound.apply(core.scheduler))
+        with_attribute(core.scheduler.chunk_budget, "use_model", lambda _: None)
 
     def stop(self) -> None:
         """End the engine as its actor would."""

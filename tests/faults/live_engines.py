@@ -15,6 +15,7 @@ from actors.config import EngineConfig
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.requests.attempt import Attempt
+from cluster.requests.migration import EngineStats
 from cluster.requests.recovery import Recovery
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.base import Route
@@ -141,6 +142,10 @@ class LiveEngines:
     def snapshot(self) -> list[EngineConnection]:
         """EnginePool: those whose session stands."""
         return [session for session in self._sessions.values() if not session.is_lost]
+
+    def stats(self) -> EngineStats:
+        """The newest counters of each engine, for a MigrationPlanner."""
+        return {one.descriptor.key: one.last_stats for one in self._sessions.values() if one.last_stats is not None}
 
     def next_change(self) -> asyncio.Event:
         """EnginePool: set when an engine has come."""

@@ -8,11 +8,13 @@ from typing import Any
 import hypothesis.strategies as st
 
 from actors.core.requests.multimodal import MultiModalFeature
-from actors.core.scheduler import Scheduler
-from actors.costs.step_cost_model import Residuals, StepCostModel
-from actors.costs.step_shape import FEATURES
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE
+from tests.actors.core.chunk_bounds import ROLES, ChunkBound
+
+CHUNK_BOUNDS = st.builds(
+    ChunkBound, itl_s=st.sampled_from([None, None, 1e-3, 14e-3, 18e-3, 30e-3]), role=st.sampled_from(ROLES)
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Setup:
 
     kinds: which features requests may have, see Arrival
     depth: steps under way at once, with and without overlap
-    itl_s: the aim of steps that take 1 ms, and 1 ms more for each token; None: no aim
+    bound: of chunks of prompts beside decodes
     """
 
     num_blocks: int
@@ -44,15 +46,8 @@ class Setup:
     fairness: Any
     num_host_blocks: int
     stores_all: bool
-    itl_s: float | None
+    bound: ChunkBound
     kinds: frozenset[str]
-
-    def aim(self, scheduler: Scheduler) -> None:
-        """Give an engine's scheduler the aim, and a cost model that is sure."""
-        costs = {"step": 1e-3, "token": 1e-3}
-        residuals = (Residuals("decode", 100), Residuals("mixed", 100))
-        scheduler.chunk_budget.set_aim(self.itl_s)
-        scheduler.chunk_budget.use_model(StepCostModel(tuple(costs.get(name, 0.0) for name in FEATURES), residuals))
 
     @property
     def num_slots(self) -> int:
@@ -83,7 +78,7 @@ SETUPS = st.builds(
     fairness=st.sampled_from(["none", "ingress", "tenant"]),
     num_host_blocks=st.sampled_from([0, 0, 3, 20]),
     stores_all=st.sampled_from([False, False, True]),
-    itl_s=st.sampled_from([None, None, 1e-4, 6e-3, 12e-3]),
+    bound=CHUNK_BOUNDS,
     kinds=st.frozensets(st.sampled_from(KINDS)),
 )
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actors.config import EngineRoleName
 from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import FinishReason, Request
 from kv_transfer.config import KVTransferConfig
@@ -20,7 +21,9 @@ from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.sides.scheduler_side import SchedulerSide
 from tests.actors.core.admission_order import check_admission_order
+from tests.actors.core.arrivals import CHUNK_BOUNDS
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
+from tests.actors.core.chunk_bounds import ROLES, ChunkBound
 from tests.actors.core.fakes import reference_tokens
 from tests.actors.core.simulated_engine import SimulatedEngine
 from tests.actors.core.simulated_link import DEAD, DECODE, PREFILL, Network, SimulatedLink, block_ids_of
@@ -41,6 +44,7 @@ class Setup:
     watermark: float
     overlap: bool
     failure: Any
+    bound: ChunkBound
 
 
 SETUPS = st.builds(
@@ -54,6 +58,7 @@ SETUPS = st.builds(
     watermark=st.sampled_from([0.0, 0.1]),
     overlap=st.booleans(),
     failure=st.sampled_from(["recompute", "fail"]),
+    bound=CHUNK_BOUNDS,
 )
 
 
@@ -82,7 +87,7 @@ ARRIVALS = st.builds(
             "producer first",
             "consumer first",
             *["local at prefill"] * 2,
-            "local at decode",
+            *["local at decode"] * 2,
             "producer is dead",
             "producer has nothing",
             "consumer is dead",
@@ -130,6 +135,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             handoff_timeout_s=10.0,
             clock=self.clock,
         )
+        setup.bound.apply(scheduler)
         end = self.network.add(PREFILL if is_producer else DECODE)
         engine = SimulatedEngine(scheduler, end.table, self.clock, max_in_flight=2 if setup.overlap else 1)
         end.read, end.write = engine.read_block, engine.write_block
@@ -210,6 +216,11 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
     def late_end_arrives(self) -> None:
         engine, request = self.late_ends.pop(0)
         engine.submit(request)
+
+    @rule(name=ENGINES, role=st.sampled_from(ROLES))
+    def role_is_switched(self, name: str, role: EngineRoleName) -> None:
+        """The engine mixes prompts and decodes in other parts from the next step on; transfers under way go on."""
+        self.engines[name].scheduler.chunk_budget.set_role(role)
 
     @rule(data=st.data(), name=ENGINES, at_both=st.booleans())
     def abort(self, data: st.DataObject, name: str, at_both: bool) -> None:

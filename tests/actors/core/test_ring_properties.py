@@ -22,8 +22,9 @@ from actors.core.requests.sampling_params import PoolingParams
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import EngineAddress, HandoffRanks, KVTransferParams, TransferRole
 from kv_transfer.sides.scheduler_side import SchedulerSide
-from tests.actors.core.arrivals import place_items
+from tests.actors.core.arrivals import CHUNK_BOUNDS, place_items
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
+from tests.actors.core.chunk_bounds import ROLES, ChunkBound
 from tests.actors.core.fakes import describe, reference_tokens
 from tests.actors.core.simulated_engine import SimulatedEngine
 from tests.actors.core.simulated_link import Network, SimulatedLink, block_ids_of
@@ -41,6 +42,7 @@ class Setup:
     depth: int
     num_lookahead: int
     failure: Any
+    bound: ChunkBound
 
 
 SETUPS = st.builds(
@@ -55,6 +57,7 @@ SETUPS = st.builds(
     depth=st.integers(1, 4),
     num_lookahead=st.sampled_from([0, 0, 3]),
     failure=st.sampled_from(["recompute", "fail"]),
+    bound=CHUNK_BOUNDS,
 )
 
 
@@ -126,6 +129,7 @@ class RingMachine(RuleBasedStateMachine):
             handoff_timeout_s=10.0,
             clock=self.clock,
         )
+        setup.bound.apply(scheduler)
         end = self.network.add(address)
         engine = SimulatedEngine(scheduler, end.table, self.clock, max_in_flight=setup.depth)
         end.read, end.write = engine.read_block, engine.write_block
@@ -184,8 +188,11 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, rank=st.integers(0, 5))
     def role_is_switched(self, number: int, rank: int) -> None:
-        """The controller gives an engine another rank at once; tickets of the old one may still be on their way."""
+        """The controller gives an engine another role, and so another rank, at once; tickets of the old one may still
+        be on their way, and transfers under way.
+        """
         self.ranks[number % len(self.ranks)] = rank
+        self.engine(number).scheduler.chunk_budget.set_role(ROLES[rank % len(ROLES)])
 
     @precondition(lambda self: self.late_ends)
     @rule(number=st.integers(0, 9))

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from actors.config import EngineRoleName
 from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.request import FinishReason, Request, RequestStatus
+from tests.actors.core.arrivals import CHUNK_BOUNDS
 from tests.actors.core.builders import make_request, make_scheduler
+from tests.actors.core.chunk_bounds import ROLES, ChunkBound
 from tests.actors.core.fakes import Driver, reference_tokens
 
 
@@ -26,6 +29,7 @@ class SampleMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         num_lookahead=st.sampled_from([0, 0, 3]),
         watermark=st.sampled_from([0.0, 0.1]),
+        bound=CHUNK_BOUNDS,
     )
     def start(
         self,
@@ -36,6 +40,7 @@ class SampleMachine(RuleBasedStateMachine):
         overlap: bool,
         num_lookahead: int,
         watermark: float,
+        bound: ChunkBound,
     ) -> None:
         self.scheduler = make_scheduler(
             num_blocks=num_blocks,
@@ -46,6 +51,7 @@ class SampleMachine(RuleBasedStateMachine):
             num_lookahead_tokens=num_lookahead,
             watermark=watermark,
         )
+        bound.apply(self.scheduler)
         self.driver = Driver(self.scheduler)
         self.max_in_flight = 2 if overlap else 1
         self.in_flight: deque[SchedulerOutput] = deque()
@@ -83,6 +89,10 @@ class SampleMachine(RuleBasedStateMachine):
         )
         self.submitted[request.request_id] = request
         self.scheduler.add_request(request)
+
+    @rule(role=st.sampled_from(ROLES))
+    def role_is_switched(self, role: EngineRoleName) -> None:
+        self.scheduler.chunk_budget.set_role(role)
 
     @precondition(lambda self: self.scheduler.requests)
     @rule(data=st.data())

@@ -80,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             load_failure_policy=setup.failure,
             clock=self.clock,
         )
-        setup.aim(self.scheduler)
+        setup.bound.apply(self.scheduler)
         self.driver = Driver(self.scheduler)
         self.submitted: dict[str, Request] = {}
         self.unanswered: set[str] = set()

@@ -8,6 +8,7 @@ import pytest
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.requests.migration import MigrationPlanner, PreemptedRequest, Target, choose_target
+from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
 from cluster.routing.load_book import LoadBook, SentWork
 from tests.cluster.routing.cost_setup import engine
@@ -68,10 +69,10 @@ FREE = SchedulerStats(num_blocks=100, block_size=16, num_free_blocks=40)
 class Heard:
     """The statistics that engines have sent, and a clock."""
 
-    def __init__(self, **stats: SchedulerStats) -> None:
+    def __init__(self, mode: RoutingMode = RoutingMode.COST, **stats: SchedulerStats) -> None:
         self.stats = {(name, 7): (stat, NOW_S) for name, stat in stats.items()}
         self.now_s = NOW_S
-        self.planner = MigrationPlanner(lambda: self.stats, lambda: self.now_s)
+        self.planner = MigrationPlanner(lambda: self.stats, lambda: self.now_s, mode=mode)
 
     def say(self, name: str, stats: SchedulerStats) -> None:
         self.stats[name, 7] = (stats, self.now_s)
@@ -82,10 +83,44 @@ class Heard:
 
 
 def test_a_request_moves_to_another_engine_that_decodes() -> None:
-    heard = Heard(p0=FREE, d0=FREE, d1=FREE)
+    heard = Heard(p0=replace(FREE, num_free_blocks=100), d0=FREE, d1=FREE)
     assert heard.target() == THERE.descriptor.key
-    assert heard.target(PREFILL, HERE) is None
-    assert heard.target() == THERE.descriptor.key
+
+
+@pytest.mark.parametrize(
+    ("mode", "target"),
+    [
+        pytest.param(RoutingMode.COST, "p0", id="it goes on where prompts are preferred"),
+        pytest.param(RoutingMode.AGGREGATE, "p0", id="roles mean nothing"),
+        pytest.param(RoutingMode.DISAGGREGATE, None, id="a prefill engine never decodes beside decode engines"),
+    ],
+)
+def test_where_no_decode_engine_has_room_the_mode_decides_about_prefill_engines(
+    mode: RoutingMode, target: str | None
+) -> None:
+    heard = Heard(mode, p0=FREE, d0=FREE, d1=replace(FREE, num_free_blocks=5))
+    found = heard.target()
+    assert (None if found is None else found[0]) == target
+
+
+def test_a_request_that_a_prefill_engine_decodes_moves_to_decode_engines_first() -> None:
+    heard = Heard(p1=replace(FREE, num_free_blocks=100), d1=FREE)
+    other = FakeEngine("p1", EngineRole.PREFILL)
+    planner, engines = heard.planner, [PREFILL, other, THERE]
+    assert planner.find_target(REQUEST, PREFILL.descriptor, engines) is THERE
+    heard.say("d1", replace(FREE, num_free_blocks=5))
+    assert planner.find_target(REQUEST, PREFILL.descriptor, engines) is other
+
+
+def test_no_request_moves_to_an_encode_engine() -> None:
+    assert Heard(e0=FREE).target(HERE, FakeEngine("e0", EngineRole.ENCODE)) is None
+
+
+@pytest.mark.parametrize("role", [EngineRole.PREFILL, EngineRole.DECODE])
+@pytest.mark.parametrize("mode", list(RoutingMode))
+def test_in_a_cluster_of_one_role_requests_move_as_well(role: EngineRole, mode: RoutingMode) -> None:
+    here, there = FakeEngine("d0", role), FakeEngine("x1", role)
+    assert Heard(mode, x1=FREE).target(here, there) == there.descriptor.key
 
 
 def test_where_engines_do_both_it_moves_to_one_of_them() -> None:
