@@ -76,11 +76,12 @@ class EngineThread:
         return self._stats
 
     def stats_for(self, client_index: int) -> SchedulerStats:
-        """Return the newest snapshot, with the number of the client's requests that were taken in before it."""
-        stats, load = self._stats, self._stats.load_report
+        """Return the newest snapshot, with the numbers of requests, the client's and all, that were taken in before."""
+        stats, load, num_taken = self._stats, self._stats.load_report, self._num_taken
         if load is None:
             return stats
-        return replace(stats, load_report=replace(load, num_taken_requests=self._num_taken.get(client_index, 0)))
+        own, total = num_taken.get(client_index, 0), sum(num_taken.values())
+        return replace(stats, load_report=replace(load, num_taken_requests=own, num_taken_from_all=total))
 
     @property
     def is_idle(self) -> bool:

@@ -2,8 +2,9 @@
 
 An engine reports twice a second over its session, whether the controller lives or not. A report says how many of this
 ingress's requests it counts; the later ones are added here, with the work that was predicted when they were sent. A
-request that has left the engine since the report is deducted again. So each ingress sees all other ingresses' work half
-a second late at most, and its own at once.
+request that has left the engine since the report is deducted again. So each ingress sees its own work at once, and all
+other ingresses' work with the next report. Until then, each of its own requests stands for as many as all ingresses
+send for each of its own (all_ingresses.py).
 
 An engine that computes prompts half of the time delays those that decode there. So the book measures which part of its
 time each engine spends on prompts. An engine of role `prefill` is taken to spend its share of all engines' prompt work,
@@ -25,6 +26,7 @@ from weakref import WeakSet
 
 from actors.core.outputs.scheduler_stats import LoadReport
 from actors.costs.step_cost_model import StepCostModel
+from cluster.routing.all_ingresses import AllIngresses
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.routing.step_prediction import StepFamily, StepPrediction
 
@@ -105,17 +107,20 @@ class SentWork:
         )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Sent:
+    """A request under way. factor: for how many requests of all ingresses it stands until the engine reports it"""
+
     ordinal: int
     work: SentWork
+    factor: float
 
 
 @dataclass(slots=True)
 class EngineWork:
     """The work of one engine, as one value.
 
-    num_decodes:        requests that decode here, or will: those of this ingress that still wait count
+    num_decodes:        requests that decode here, or will once their prompts are computed or their KV has come
     num_context_tokens: their tokens, summed
     queue_end_s:        the time, by the book's clock, at which the prompts sent so far will be computed
     num_free_blocks:    those that the requests sent since the report take are deducted; it may be negative
@@ -148,10 +153,10 @@ class EngineWork:
         """Return what is known of the link to a consumer."""
         return self.links.get(consumer, _UNKNOWN_LINK)
 
-    def sent_since(self) -> list[SentWork]:
-        """Return the work of the requests that the newest report does not count."""
+    def sent_since(self) -> list[_Sent]:
+        """Return the requests that the newest report does not count."""
         num_taken = self.report.num_taken_requests
-        return [one.work for one in self.sent.values() if one.ordinal > num_taken]
+        return [one for one in self.sent.values() if one.ordinal > num_taken]
 
 
 class Watcher(Protocol):
@@ -170,6 +175,7 @@ class LoadBook:
         self._works: dict[EngineKey, EngineWork] = {}
         self._families: dict[Hashable, _Family] = {}
         self._family_of: dict[EngineKey, _Family] = {}
+        self._all_ingresses = AllIngresses()
         # A router that nobody uses any more, as its model version has left, is not kept for this.
         self._watchers: WeakSet[Watcher] = WeakSet()
 
@@ -203,7 +209,7 @@ class LoadBook:
     def num_blocks_sent(self, engine: EngineKey) -> int:
         """Return the blocks that the requests take which an engine's newest report does not count."""
         work = self._works.get(engine)
-        return 0 if work is None else sum(sent.num_blocks(work.block_size) for sent in work.sent_since())
+        return 0 if work is None else sum(one.work.num_blocks(work.block_size) for one in work.sent_since())
 
     def note_report(self, session: ReportingEngine) -> None:
         """Take in the newest report of a session, unless it is known."""
@@ -226,9 +232,10 @@ class LoadBook:
     def note_sent(self, engine: EngineDescriptor, request_id: str, sent: SentWork) -> None:
         """Add a request's work to an engine that the request was just submitted to."""
         work = self.work_of(engine)
-        work.sent[request_id] = _Sent(0 if work.session is None else work.session.num_submitted_requests, sent)
-        work.queue_end_s = max(work.queue_end_s, self.clock()) + sent.prefill_s
-        _add(work, sent)
+        ordinal = 0 if work.session is None else work.session.num_submitted_requests
+        one = work.sent[request_id] = _Sent(ordinal, sent, self._all_ingresses.factor)
+        work.queue_end_s = max(work.queue_end_s, self.clock()) + one.factor * sent.prefill_s
+        _add(work, one)
         self._tell(work)
 
     def note_left(self, engine: EngineKey, request_id: str) -> None:
@@ -237,12 +244,13 @@ class LoadBook:
         entry = None if work is None else work.sent.pop(request_id, None)
         if work is None or entry is None:
             return
-        sent = entry.work
+        sent, is_reported = entry.work, entry.ordinal <= work.report.num_taken_requests
+        factor = 1.0 if is_reported else entry.factor
         if sent.num_context_tokens:
-            work.num_decodes = max(work.num_decodes - 1, 0)
-            work.num_context_tokens = max(work.num_context_tokens - sent.num_context_tokens, 0)
-        if entry.ordinal > work.report.num_taken_requests:
-            work.num_free_blocks += sent.num_blocks(work.block_size)
+            work.num_decodes = max(work.num_decodes - factor, 0)
+            work.num_context_tokens = max(work.num_context_tokens - factor * sent.num_context_tokens, 0)
+        if not is_reported:
+            work.num_free_blocks += factor * sent.num_blocks(work.block_size)
         self._tell(work)
 
     def _take_share(self, work: EngineWork, session: ReportingEngine) -> None:
@@ -259,6 +267,10 @@ class LoadBook:
         work.prompt_share = min(family.share(work.key), MAX_PROMPT_SHARE)
 
     def _take(self, work: EngineWork, report: LoadReport) -> None:
+        num_own = report.num_taken_requests - work.report.num_taken_requests
+        num_all = report.num_taken_from_all - work.report.num_taken_from_all
+        if work.report.number:
+            self._all_ingresses.note(num_own, num_all, self.clock())
         work.report, work.reported_at_s = report, self.clock()
         work.num_blocks = report.num_blocks
         work.block_size = report.block_size or DEFAULT_BLOCK_SIZE
@@ -275,21 +287,18 @@ class LoadBook:
         }
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens
-        sent_s = sum(sent.prefill_s for sent in work.sent_since())
+        sent_s = sum(one.factor * one.work.prefill_s for one in work.sent_since())
         work.queue_end_s = work.reported_at_s + queue_seconds(work, num_tokens) + sent_s
 
     def _sum_up(self, work: EngineWork) -> None:
         """Add to the report what was sent since."""
         report = work.report
         work.num_free_blocks = report.num_free_blocks - report.num_waiting_tokens / work.block_size
-        work.num_decodes, work.num_context_tokens = report.num_decodes, report.num_decode_context_tokens
-        for sent in work.sent_since():
-            _add(work, sent)
-        # Requests whose prompts the engine has not computed yet are in the report as tokens, and will decode here.
-        own = [one.work.num_context_tokens for one in work.sent.values() if one.work.num_context_tokens]
-        if len(own) > work.num_decodes:
-            work.num_decodes = len(own)
-            work.num_context_tokens = max(work.num_context_tokens, sum(own))
+        # Those whose prompts are not computed yet will decode beside a request that is sent there now.
+        work.num_decodes = report.num_decodes + report.num_coming_decodes
+        work.num_context_tokens = report.num_decode_context_tokens + report.num_coming_context_tokens
+        for one in work.sent_since():
+            _add(work, one)
 
     def _tell(self, work: EngineWork) -> None:
         for watcher in self._watchers:
@@ -336,12 +345,13 @@ def queue_seconds(work: EngineWork, num_tokens: float) -> float:
     return one_step.seconds * num_tokens / size
 
 
-def _add(work: EngineWork, sent: SentWork) -> None:
+def _add(work: EngineWork, one: _Sent) -> None:
+    sent, factor = one.work, one.factor
     if sent.num_context_tokens:
-        work.num_decodes += 1
-        work.num_context_tokens += sent.num_context_tokens
-    work.num_free_blocks -= sent.num_blocks(work.block_size)
+        work.num_decodes += factor
+        work.num_context_tokens += factor * sent.num_context_tokens
+    work.num_free_blocks -= factor * sent.num_blocks(work.block_size)
     if sent.consumer is not None and sent.num_handoff_bytes:
         link = work.link_to(sent.consumer)
-        queued = link.num_queued_bytes + sent.num_handoff_bytes
+        queued = link.num_queued_bytes + factor * sent.num_handoff_bytes
         work.links[sent.consumer] = Link(queued, link.bytes_per_s, link.round_trip_s)

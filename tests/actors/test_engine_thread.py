@@ -152,5 +152,5 @@ def test_a_snapshot_for_a_client_counts_the_clients_requests(core: FakeCore, thr
     wait_until(lambda: (load := thread.stats_for(3).load_report) is not None and load.num_taken_requests == 4)
     load = thread.stats_for(8).load_report
     assert load is not None
-    assert load.num_taken_requests == 0
+    assert (load.num_taken_requests, load.num_taken_from_all) == (0, 4)
     core.num_requests = 0

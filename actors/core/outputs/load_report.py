@@ -13,6 +13,7 @@ from actors.core.outputs.scheduler_stats import LoadReport, PrefixCacheStats
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
 from kv_transfer.link_load import merge_link_loads
+from kv_transfer.params import TransferRole
 from kv_transfer.transfer_stats import TransferStats
 
 _RATE: Final = 0.05
@@ -73,20 +74,25 @@ class LoadMeter:
         """Return the load.
 
         requests:  all unfinished requests, by id
-        transfers: requests whose KV comes from elsewhere, which are not counted, and the links
+        transfers: requests whose KV comes from elsewhere, which only count as decodes to come, and the links
         rows:      the running requests
         """
         self._note_lookups(prefix_cache)
         self._number += 1
         loading, stats = transfers.loading, transfers.transfer_stats
-        num_waiting_tokens = sum(
-            request.num_tokens - request.num_computed_tokens
-            for request_id, request in requests.items()
-            if request_id not in rows and request_id not in loading
-        )
+        num_waiting_tokens, coming = 0, []
+        for request_id, request in requests.items():
+            if request_id in rows:
+                continue
+            if request_id not in loading:
+                num_waiting_tokens += request.num_tokens - request.num_computed_tokens
+            if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
+                coming.append(request.num_tokens)
         is_running = rows.epochs > 0
         num_missing = np.where(is_running, np.maximum(rows.num_prompt - rows.num_computed, 0), 0)
         decodes = is_running & (num_missing == 0)
+        computing = rows.requests[is_running & (num_missing > 0) & ~rows.is_producer].tolist()
+        coming += [request.num_tokens for request in computing if request.pooling_params is None]
         return LoadReport(
             number=self._number,
             num_waiting_tokens=round(num_waiting_tokens * (1 - self._found)),
@@ -100,6 +106,8 @@ class LoadMeter:
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_num_seqs=self.config.max_num_seqs,
             links=() if stats is None else merge_link_loads(stats.link_loads),
+            num_coming_decodes=len(coming),
+            num_coming_context_tokens=sum(coming),
         )
 
     def _note_lookups(self, stats: PrefixCacheStats) -> None:

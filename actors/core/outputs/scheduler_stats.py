@@ -76,6 +76,9 @@ class LoadReport:
     links:                     the engine's links to consumers, those with the most queued bytes first
     num_taken_requests:        requests of the ingress that gets the report which are in these numbers, or were and have
                                ended: the first ones that it has sent in this session
+    num_taken_from_all:        requests that the engine has got from all ingresses
+    num_coming_decodes:        requests that will decode here, and whose prompt is not computed or whose KV is not here
+    num_coming_context_tokens: their tokens, summed
     """
 
     number: Total = 0
@@ -91,6 +94,9 @@ class LoadReport:
     max_num_seqs: Total = 0
     links: LinkLoads = ()
     num_taken_requests: Total = 0
+    num_taken_from_all: Total = 0
+    num_coming_decodes: Total = 0
+    num_coming_context_tokens: Total = 0
 
 
 @dataclass(slots=True)

@@ -47,7 +47,13 @@ def test_a_request_that_a_report_counts_is_not_added_again() -> None:
     book, _ = _book(one)
     for number in range(5):
         _send(book, one, f"r{number}")
-    one.reports(num_decodes=3, num_decode_context_tokens=300, num_taken_requests=3)
+    one.reports(
+        num_decodes=2,
+        num_decode_context_tokens=200,
+        num_coming_decodes=1,
+        num_coming_context_tokens=100,
+        num_taken_requests=3,
+    )
     book.note_report(one)
     work = book.work_of(one.descriptor)
     assert (work.num_decodes, work.num_context_tokens) == (5, 500)
@@ -56,15 +62,14 @@ def test_a_request_that_a_report_counts_is_not_added_again() -> None:
     assert (work.num_decodes, work.num_context_tokens) == (5, 505)
 
 
-def test_a_request_that_waits_at_the_engine_still_counts_as_one_that_will_decode_there() -> None:
+def test_requests_that_wait_at_the_engine_count_as_decodes_whichever_ingress_has_sent_them() -> None:
     one = engine("both-0")
     book, clock = _book(one)
     _send(book, one, "a")
-    _send(book, one, "b")
-    one.reports(num_decodes=1, num_decode_context_tokens=100, num_waiting_tokens=100)
+    one.reports(num_decodes=1, num_waiting_tokens=300, num_coming_decodes=3, num_coming_context_tokens=300)
     book.note_report(one)
     work = book.work_of(one.descriptor)
-    assert work.num_decodes == 2
+    assert (work.num_decodes, work.num_context_tokens) == (4, 1300)
     assert work.queue_end_s > clock()
 
 

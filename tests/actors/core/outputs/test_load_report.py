@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -10,8 +10,10 @@ from actors.core.blocks.block_pool import BlockPool
 from actors.core.outputs.load_report import LoadMeter
 from actors.core.outputs.scheduler_stats import LoadReport, PrefixCacheStats
 from actors.core.requests.running_rows import RunningRows
+from actors.core.requests.sampling_params import PoolingParams
 from actors.core.scheduler import Scheduler
 from kv_transfer.link_load import LinkLoad
+from kv_transfer.params import TransferRole
 from kv_transfer.transfer_stats import TransferStats
 from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
 from tests.actors.core.fakes import FakeWorker
@@ -36,7 +38,22 @@ def work_of(scheduler: Scheduler) -> LoadReport:
         load.num_prefill_tokens,
         load.num_decodes,
         load.num_decode_context_tokens,
+        num_coming_decodes=load.num_coming_decodes,
+        num_coming_context_tokens=load.num_coming_context_tokens,
     )
+
+
+def _running(num_waiting_tokens: int, num_prefill_tokens: int, num_decodes: int, num_context: int) -> dict[str, int]:
+    return {
+        "num_waiting_tokens": num_waiting_tokens,
+        "num_prefill_tokens": num_prefill_tokens,
+        "num_decodes": num_decodes,
+        "num_decode_context_tokens": num_context,
+    }
+
+
+def _coming(num_decodes: int, num_context_tokens: int) -> dict[str, int]:
+    return {"num_coming_decodes": num_decodes, "num_coming_context_tokens": num_context_tokens}
 
 
 def load_of(scheduler: Scheduler) -> LoadReport:
@@ -54,11 +71,12 @@ def test_waiting_prompts_chunks_and_decodes_are_counted_apart() -> None:
     scheduler, worker = make_scheduler(max_num_batched_tokens=16, max_num_seqs=2), FakeWorker(64, 4)
     for name, length in (("a", 8), ("b", 20), ("c", 12)):
         scheduler.add_request(make_request(name, length, max_tokens=20))
-    assert work_of(scheduler) == LoadReport(1, num_waiting_tokens=40)
+    coming = LoadReport(1, num_waiting_tokens=40, num_coming_decodes=3, num_coming_context_tokens=40)
+    assert work_of(scheduler) == coming
     step(scheduler, worker)  # 8 tokens of a and 8 of b; there are two rows
-    assert work_of(scheduler) == LoadReport(2, 12, 12, 1, 8)
+    assert work_of(scheduler) == replace(coming, number=2, **_running(12, 12, 1, 8), **_coming(2, 32))
     step(scheduler, worker)
-    assert work_of(scheduler) == LoadReport(3, 12, 0, 2, 9 + 20)
+    assert work_of(scheduler) == replace(coming, number=3, **_running(12, 0, 2, 9 + 20), **_coming(1, 12))
 
 
 def test_an_idle_engine_has_no_load() -> None:
@@ -85,6 +103,28 @@ def test_requests_whose_kv_comes_from_elsewhere_do_not_count(loading: set[str]) 
     transfers, rows = FakeTransfers(loading), RunningRows(4, 4)
     report = make_meter().report({"a": make_request("a", 10)}, transfers, rows, PrefixCacheStats())
     assert report.num_waiting_tokens == (0 if loading else 10)
+    assert (report.num_coming_decodes, report.num_coming_context_tokens) == (1, 10), "it will decode here in any case"
+
+
+def test_what_is_computed_for_another_engine_or_for_a_vector_will_not_decode_here() -> None:
+    requests = {
+        "producer": make_request("producer", 10, role=TransferRole.PRODUCER),
+        "vector": make_request("vector", 10, pooling_params=PoolingParams()),
+        "preempted": make_request("preempted", 10, output_token_ids=[1, 2]),
+    }
+    report = make_meter().report(requests, FakeTransfers(), RunningRows(4, 4), PrefixCacheStats())
+    assert report.num_waiting_tokens == 10 + 10 + 12
+    assert (report.num_coming_decodes, report.num_coming_context_tokens) == (1, 12)
+
+
+def test_of_those_that_run_producers_and_vectors_will_not_decode_here() -> None:
+    rows = RunningRows(4, 4)
+    requests = {name: make_request(name, 10, role=role) for name, role in (("a", TransferRole.PRODUCER), ("b", None))}
+    requests["c"] = make_request("c", 10, pooling_params=PoolingParams())
+    for request in requests.values():
+        rows.add(request, 12, runs_ahead=False)
+    report = make_meter().report(requests, FakeTransfers(), rows, PrefixCacheStats())
+    assert (report.num_prefill_tokens, report.num_coming_decodes, report.num_coming_context_tokens) == (30, 1, 10)
 
 
 def test_a_report_tells_what_the_engine_has_room_for() -> None:
@@ -98,6 +138,8 @@ def test_a_report_tells_what_the_engine_has_room_for() -> None:
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=16,
         max_num_seqs=2,
+        num_coming_decodes=1,
+        num_coming_context_tokens=2 * BLOCK_SIZE + 1,
     )
     assert load_of(scheduler) == room
     step(scheduler, worker)
