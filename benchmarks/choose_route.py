@@ -1,7 +1,7 @@
 """Measure what it costs to choose a route by cost, without engines: a fleet of descriptors that have reported once.
 
 The processor time of this thread is measured, per choice. A prompt of which no engine has a prefix is hashed up to its
-first blocks only. The last column is for prompts whose prefix some engine has: they are hashed as a whole, which is
+first block only. The last column is for prompts that some engine has as a whole: they are hashed as a whole, which is
 part of the choice, but not repeated when the request is sent.
 
     python -m benchmarks.choose_route

@@ -16,6 +16,8 @@ from kv_transfer.params import PrefixSource
 _MAX_ADAPTERS = 10_000
 MAX_TOKENS = 262_144
 """How many tokens of a prompt the router looks at; their blocks are hashed in 15 ms, and looked up in 10."""
+_GROWTH = 4
+"""The factor by which more of a prompt is hashed as long as engines have all of what is hashed."""
 
 
 class PrefixAwarePair:
@@ -48,8 +50,8 @@ class PrefixAwarePair:
         self._is_aggregated = is_aggregated
         self._hasher = BlockHasher(block_size, hash_key) if hasher is None else hasher
         self._index = PrefixIndex() if index is None else index
-        self._last_hashed: tuple[tuple[str, int], list[BlockHash]] = (("", 0), [])
-        """The newest request's id and number of tokens, and the hashes of its blocks."""
+        self._newest: tuple[tuple[str, int], list[BlockHash]] = (("", 0), [])
+        """The newest request's id and number of tokens, and the hashes of its first blocks."""
         self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
         """Keys of an engine and of an adapter that the engine got a request for; the least recently used first."""
 
@@ -57,6 +59,7 @@ class PrefixAwarePair:
         """Choose a pair, or one engine that prefills and decodes. Raises NoEngineAvailable."""
         num_tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
         cached = self.find_cached(request)
+        self.count_lookup(cached)
 
         def work(engine: EngineT) -> int:
             num_left = num_tokens - cached.get(engine.descriptor.key, 0)
@@ -72,12 +75,21 @@ class PrefixAwarePair:
 
         The tokens are at most MAX_TOKENS, and whole blocks.
         """
-        # An engine that has any block of a prompt has the first one that the index keeps: without it, hash no more.
-        num_first = self._hasher.block_size * self._index.stride
-        if not self._index.find(self._hash(request, _first_token_ids(request)[:num_first])):
-            return {}
-        found = self._index.find(self._hash_beginning(request))
+        token_ids = _first_token_ids(request)
+        num_all, num_hashed = len(token_ids) // self._hasher.block_size, self._index.stride
+        found: dict[EngineKey, int] = {}
+        while True:
+            found = self._index.find(self._hash_beginning(request, token_ids, num_hashed))
+            # An engine that has any block has those before it: where the longest prefix ends, hash no more.
+            if num_hashed >= num_all or max(found.values(), default=0) + self._index.stride <= num_hashed:
+                break
+            num_hashed *= _GROWTH
         return {key: num_blocks * self._hasher.block_size for key, num_blocks in found.items()}
+
+    def count_lookup(self, cached: Mapping[EngineKey, int]) -> None:
+        """Count the look-up of one request's prefix. cached: what find_cached() has returned"""
+        self._index.num_lookups += 1
+        self._index.num_hits += bool(cached)
 
     def has_adapter(self, engine: EngineKey, request: EngineCoreRequest) -> bool:
         """Return whether an engine has probably loaded the request's adapter, or the request needs none."""
@@ -87,7 +99,8 @@ class PrefixAwarePair:
         """Note that the route's engines will soon have the prompt's KV, and the request's adapter."""
         computing = route.decode if route.prefill is None else route.prefill
         keys = {computing.descriptor.key, route.decode.descriptor.key}
-        self._index.add(keys, self._hash_beginning(request))
+        # choose() has hashed as much as it had to look up; the rest is hashed now, when nobody waits for it.
+        self._index.add(keys, self._hash_beginning(request, _first_token_ids(request)))
         if request.lora is not None:
             for key in keys:
                 self._note_adapter(key, request.lora.key)
@@ -101,26 +114,36 @@ class PrefixAwarePair:
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """Note that the decode engine has the KV of all tokens but the last one, which no step has read."""
         token_ids = (request.prompt_token_ids[:MAX_TOKENS] + list(output_token_ids))[:-1]
-        self._index.add([route.decode.descriptor.key], self._hash(request, token_ids))
+        hashes: list[BlockHash] = []
+        self._extend(hashes, request, token_ids[:MAX_TOKENS])
+        self._index.add([route.decode.descriptor.key], hashes)
 
     def on_leave(self, request_id: str) -> None:
         """Do nothing: engines count their requests themselves, and keep what they have cached."""
 
-    def _hash_beginning(self, request: EngineCoreRequest) -> list[BlockHash]:
-        """Hash the tokens that the router looks at: once for choose() and the on_start() that follows it."""
-        token_ids = _first_token_ids(request)
-        key = (request.request_id, len(token_ids))
-        if self._last_hashed[0] != key:
-            self._last_hashed = (key, self._hash(request, token_ids))
-        return self._last_hashed[1]
+    def _hash_beginning(
+        self, request: EngineCoreRequest, token_ids: list[int], max_blocks: int | None = None
+    ) -> list[BlockHash]:
+        """Hash the first max_blocks blocks of token_ids, or all; those that are hashed for this request are kept.
 
-    def _hash(self, request: EngineCoreRequest, token_ids: list[int]) -> list[BlockHash]:
-        hashes: list[BlockHash] = []
+        token_ids: what _first_token_ids() returns
+        """
+        key = (request.request_id, len(token_ids))
+        if self._newest[0] != key:
+            self._newest = (key, [])
+        hashes = self._newest[1]
+        if max_blocks is None:
+            self._extend(hashes, request, token_ids[:MAX_TOKENS])
+            return hashes
+        self._extend(hashes, request, token_ids[: min(max_blocks * self._hasher.block_size, MAX_TOKENS)])
+        return hashes[:max_blocks]
+
+    def _extend(self, hashes: list[BlockHash], request: EngineCoreRequest, token_ids: list[int]) -> None:
+        """Append the hashes of those blocks of token_ids that are not among the hashes."""
         digest = None if request.prompt_embeds is None else request.prompt_embeds.digest
         lora_name = None if request.lora is None else request.lora.key
         keys = ExtraKeys(request.cache_salt, lora_name, request.mm_features, digest)
-        self._hasher.extend(hashes, token_ids[:MAX_TOKENS], keys)
-        return hashes
+        self._hasher.extend(hashes, token_ids, keys)
 
     def find_source(
         self, computing: EngineT, engines: Sequence[EngineT], cached: Mapping[EngineKey, int]

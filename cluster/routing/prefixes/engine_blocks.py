@@ -2,7 +2,8 @@
 
 An engine first sends a snapshot of its cached blocks in parts, and then events with numbers in a row
 (actors/sessions/block_messages.py). If a number or a part is missing, what follows is ignored until a new snapshot
-comes, which is asked for every 5 s at most. Until the new snapshot is complete, the index keeps what it knew.
+comes, which is asked for every 5 s at most. Until the new snapshot is complete, the index keeps what it knew. A new
+snapshot is due as well when the index keeps more blocks of a prefix than it did at the last one.
 
 An engine can only spoil what the index knows of that engine: the engine can claim a quarter more blocks than it has,
 and its number of blocks counts up to a limit.
@@ -73,6 +74,8 @@ class EngineBlocks:
         """The number of the next event; None while events are ignored."""
         self._next_begin: int | None = None
         """The first block id of the next part of the snapshot; None if no part is expected."""
+        self._stride = 1
+        """The index's stride when the newest snapshot began."""
 
     def on_size(self, num_blocks: int, block_size: int) -> bool:
         """Note an engine's number of blocks and their size, and go on with what is due.
@@ -84,6 +87,8 @@ class EngineBlocks:
             self._max_claims = min(num_blocks, MAX_ENGINE_BLOCKS) * 5 // 4 + _EXTRA_BLOCKS
             self._is_wanting = block_size == self._block_size
         self._index.tidy()
+        if self._next_sequence is not None and self._index.stride < self._stride:
+            self._start_over(is_gap=False)
         now_s = self._clock()
         if not self._is_wanting or (self._asked_s is not None and now_s < self._asked_s + ASK_INTERVAL_S):
             return False
@@ -101,6 +106,7 @@ class EngineBlocks:
         if part.begin == 0 and self._is_asked:
             self._is_asked = False
             self._index.begin_snapshot(self._engine)
+            self._stride = self._index.stride
             self._next_sequence, self._next_begin, self._num_claims = part.sequence, 0, 0
         if self._next_begin is None:
             return  # A snapshot that was given up.

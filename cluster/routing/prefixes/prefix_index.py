@@ -10,8 +10,9 @@ incarnation of an engine is an engine of its own to the index.
 Memory: the index never takes more than max_bytes. It keeps as many blocks as the known engines have together, and a
 quarter more, and forgets those that were added least recently. If that many do not fit, it keeps every stride-th block
 of a prefix (the blocks stride - 1, 2 * stride - 1, … from 0), where stride is a power of two. An answer is then a
-multiple of stride, and up to stride - 1 blocks too small. The stride only grows: the blocks between stay absent after
-engines have left.
+multiple of stride, and up to stride - 1 blocks too small. The stride shrinks again when engines have left and twice as
+many blocks as there are would fit. The index then lacks the blocks between, and finds nothing of a prefix until its
+engine's next snapshot, which engine_blocks.py asks for at once, or until the prefix is used again.
 
 A block is known by 60 bits of its hash. Two blocks with the same bits are one to the index, which only misplaces a
 request. Blocks are in many small dictionaries, so that each operation that must visit all blocks goes on in slices, and
@@ -103,6 +104,10 @@ class PrefixIndex:
         self._engines: dict[EngineKey, int] = {}
         """The blocks of each engine that has said how many it has."""
         self.stride = 1
+        self.num_lookups = 0
+        """Prompts that were looked up; the router counts them."""
+        self.num_hits = 0
+        """The prompts of which an engine had a prefix."""
         self._max_shard_blocks = 0
         self._slots: dict[EngineKey, int] = {}
         """The bit of each engine in holder sets."""
@@ -343,6 +348,9 @@ class PrefixIndex:
         num_blocks = sum(self._engines.values()) or min(_UNKNOWN_NUM_BLOCKS, num_fitting)
         while num_blocks > self.stride * num_fitting:
             self.stride *= 2
+        # Not until twice as many would fit: an engine that leaves for a while must not change the stride twice.
+        while self._engines and self.stride > 1 and 2 * num_blocks <= self.stride // 2 * num_fitting:
+            self.stride //= 2
         wanted = num_blocks / self.stride / num_shards * 1.25 + 16
         self._max_shard_blocks = min(_SHARD_BLOCKS, int(wanted))
 

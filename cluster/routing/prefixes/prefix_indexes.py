@@ -46,3 +46,8 @@ class PrefixIndexes:
     def sizes(self) -> dict[int, tuple[PrefixIndexSize, BlockReportCounts]]:
         """Return the size of each version's index, and what engines have reported to it."""
         return {version: (index.size, self._counts[version]) for version, (index, _) in self._indexes.items()}
+
+    def hits(self, version: int) -> tuple[int, int]:
+        """Return how many prompts were looked up in a version's index, and of how many an engine had a prefix."""
+        index, _ = self._indexes[version]
+        return index.num_lookups, index.num_hits

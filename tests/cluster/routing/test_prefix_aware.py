@@ -183,19 +183,48 @@ def test_of_very_long_prompts_the_beginning_is_looked_at() -> None:
     assert len(router._index) == MAX_TOKENS // BLOCK_SIZE
 
 
-def test_a_request_that_starts_where_it_was_chosen_for_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("num_shared_blocks", "at_choice"),
+    [
+        pytest.param(0, 1, id="nobody has its first block"),
+        pytest.param(3, 4, id="a short prefix: the rest is hashed when the request has started"),
+        pytest.param(30, 64, id="a longer prefix"),
+        pytest.param(100, 100, id="engines have the whole prompt"),
+    ],
+)
+def test_each_block_is_hashed_once_and_at_the_choice_hardly_more_than_engines_have(
+    num_shared_blocks: int, at_choice: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
-    _send(router, _request(PROMPT), [P0, D0])
+    prompt = list(range(100 * BLOCK_SIZE))
+    num_shared = num_shared_blocks * BLOCK_SIZE
+    _send(router, _request([*prompt[:num_shared], *[7] * (len(prompt) - num_shared)]), [P0, D0])
     num_hashed: list[int] = []
     extend = BlockHasher.extend
 
     def count(self: BlockHasher, hashes: list[BlockHash], token_ids: list[int], keys: ExtraKeys) -> None:
-        num_hashed.append(len(token_ids))
+        num_before = len(hashes)
         extend(self, hashes, token_ids, keys)
+        num_hashed.append(len(hashes) - num_before)
 
     monkeypatch.setattr(BlockHasher, "extend", count)
+    request = _request(prompt)
+    assert dict(router.find_cached(request)) == (
+        {one.descriptor.key: num_shared for one in (P0, D0)} if num_shared else {}
+    )
+    assert sum(num_hashed) == at_choice
+    router.on_start(request, Route(P0, D0))
+    assert sum(num_hashed) == 100
+    assert dict(router.find_cached(_request(prompt))) == {one.descriptor.key: len(prompt) for one in (P0, D0)}
+
+
+def test_prompts_are_counted_and_those_of_which_an_engine_has_a_prefix() -> None:
+    index = PrefixIndex()
+    router = PrefixAwarePair(BLOCK_SIZE, index, hash_key=PUBLIC_KEY)
     _send(router, _request(PROMPT), [P0, D0])
-    assert num_hashed == [BLOCK_SIZE, len(PROMPT)]
+    _send(router, _request(PROMPT), [P0, D0])
+    _send(router, _request([7] * 20), [P0, D0])
+    assert (index.num_lookups, index.num_hits) == (3, 1)
 
 
 def test_an_aggregated_router_lets_any_engine_do_all_of_a_request_although_there_is_a_pair() -> None:

@@ -149,6 +149,26 @@ def test_an_engine_that_claims_more_than_it_has_spoils_nothing_of_others() -> No
     assert known[OTHER] == 100
 
 
+def test_a_snapshot_is_asked_for_again_when_the_index_keeps_more_blocks_of_a_prefix() -> None:
+    following = Following()
+    others = [("decode-8", 1), ("decode-9", 1)]
+    for other in others:
+        following.index.note_engine(other, 10_000)
+    assert following.index.stride == 4
+    following.take_snapshot(HASHES)
+    assert following.index.find(HASHES) == {ENGINE: 8}
+    following.clock.now_s += ASK_INTERVAL_S
+    assert not following.is_asked()
+    for other in others:
+        following.index.forget_engine(other)
+    assert following.index.stride == 1
+    following.take_snapshot(HASHES)
+    assert following.index.find(HASHES) == {ENGINE: 10}
+    following.clock.now_s += ASK_INTERVAL_S
+    assert not following.is_asked()
+    assert following.counts.num_gaps == 0
+
+
 class Engine:
     """An engine's cache of 30 blocks, and its reports to a follower."""
 

@@ -112,7 +112,26 @@ def test_the_stride_grows_as_the_bound_requires_and_an_answer_is_a_multiple_of_i
     assert index.find(prompt[:3]) == {}
     assert len(index) == 7
     index.forget_engine(P0)
-    assert index.stride == stride, "the blocks between would be missing"
+    assert index.stride == stride, "the engine may come back"
+
+
+def test_the_stride_shrinks_once_twice_as_many_blocks_as_there_are_would_fit() -> None:
+    index = PrefixIndex(2**20)
+    engines = [(f"e-{number}", 1) for number in range(4)]
+    for engine in engines:
+        index.note_engine(engine, 5_000)
+    strides = [index.stride]
+    for engine in engines[:3]:
+        index.forget_engine(engine)
+        strides.append(index.stride)
+        index.note_engine((engine[0], 2), 5_000)
+        strides.append(index.stride)
+        index.forget_engine((engine[0], 2))
+    # 7 371 blocks fit.
+    assert strides == [4, 4, 4, 4, 4, 2, 2]
+    prompt = hashes_of(0, 30)
+    index.add([engines[3]], prompt)
+    assert index.find(prompt[:27]) == {engines[3]: 26}
 
 
 def test_one_engines_claim_of_a_huge_cache_counts_up_to_a_limit() -> None:
