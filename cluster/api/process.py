@@ -6,7 +6,7 @@ import asyncio
 import functools
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from actors.core.requests.block_hash import BlockHashKey
 from actors.model_facts import ModelFacts
@@ -27,6 +27,7 @@ from cluster.observability.status import (
     ClusterView,
     ControllerView,
     ModelView,
+    PrefixIndexView,
     RequestTraceView,
     RequestView,
     merge_engines,
@@ -212,8 +213,25 @@ class IngressProcess:
             models=self._model_views(requests),
             num_migrations=serving.num_migrations,
             routing=merged([one.routing for one in controller.ingresses] or [serving.records.summary()]),
+            prefix_indexes=tuple(self._prefix_views()),
             event_loop_lag_s=self.loop_watch.longest_lag_s,
         )
+
+    def _prefix_views(self) -> Iterator[PrefixIndexView]:
+        for version, (size, reports) in sorted(self._indexes.sizes().items()):
+            num_lookups, num_hits = self._indexes.hits(version)
+            yield PrefixIndexView(
+                version=version,
+                num_blocks=size.num_blocks,
+                size_bytes=size.size_bytes,
+                max_bytes=size.max_bytes,
+                stride=size.stride,
+                num_lookups=num_lookups,
+                num_hits=num_hits,
+                num_events=reports.num_events,
+                num_gaps=reports.num_gaps,
+                num_snapshots=reports.num_snapshots,
+            )
 
     def _model_views(self, requests: Iterable[RequestView]) -> tuple[ModelView, ...]:
         num_engines = Counter(engine.descriptor.model_version for engine in self._sessions().snapshot())
@@ -255,7 +273,7 @@ class IngressProcess:
         return self._pool
 
     def _migration_planner(self) -> MigrationPlanner:
-        return MigrationPlanner(self._sessions().stats, load_book=self._load_book)
+        return MigrationPlanner(self._sessions().stats, mode=self._config.routing.mode, load_book=self._load_book)
 
 
 def _grpc_server_settings(config: IngressConfig) -> GrpcServerSettings:

@@ -168,6 +168,10 @@ def _of_routing(routing: RoutingSummary) -> Iterator[Metric]:
     )
     name = "raypd_routing_cost_without_roles_seconds"
     yield CounterMetricFamily(name, documentation, routing.since_start.without_roles_s)
+    documentation = "Requests that had aims for their latencies and have ended; those whose clients left are left out."
+    yield CounterMetricFamily("raypd_requests_with_aims", documentation, routing.since_start.num_with_aims)
+    documentation = "Requests of raypd_requests_with_aims that ended well and met all of their aims: goodput."
+    yield CounterMetricFamily("raypd_requests_aims_met", documentation, routing.since_start.num_met_aims)
     if routing.regret is not None:
         documentation = (
             "Regret of roles: raypd_routing_cost_seconds / raypd_routing_cost_without_roles_seconds over the last "

@@ -12,7 +12,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.request import EngineCoreRequest, FinishReason
+from actors.core.requests.slo import Slo
 from cluster.observability.stopwatch import Stopwatch
 from cluster.routing.request_record import AttemptRecord, RequestRecord
 
@@ -36,6 +37,7 @@ class RecordWriter:
         self.tenant = tenant
         self.model_version = 0
         self.num_prompt_tokens = 0
+        self.slo: Slo | None = None
         self.arrived_at_s = arrived_at_s
         self.arrived_s = now_s
         self.request: EngineCoreRequest | None = None
@@ -87,4 +89,17 @@ class RecordWriter:
             itl_p50_s=stopwatch.itl_p50_s,
             itl_max_s=stopwatch.itl_max_s,
             duration_s=stopwatch.duration_s,
+            ttft_aim_s=None if self.slo is None else self.slo.ttft_s,
+            itl_aim_s=None if self.slo is None else self.slo.itl_s,
+            has_met_aims=_has_met(self.slo, stopwatch),
         )
+
+
+def _has_met(slo: Slo | None, stopwatch: Stopwatch) -> bool | None:
+    """Return whether a request met its aims; None if it has none, is in flight, or was given up by its client."""
+    if slo is None or slo == Slo() or stopwatch.outcome in (None, "cancelled"):
+        return None
+    if stopwatch.outcome not in (FinishReason.STOP, FinishReason.LENGTH):
+        return False
+    measured = ((slo.ttft_s, stopwatch.ttft_s), (slo.itl_s, stopwatch.tpot_s))
+    return all(aim_s is None or time_s is None or time_s <= aim_s for aim_s, time_s in measured)

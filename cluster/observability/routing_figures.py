@@ -1,4 +1,4 @@
-"""Sums up how requests were routed: the share of each way, the regret of roles, and how far predictions were off.
+"""Sums up how requests were routed: shares of ways, the regret of roles, errors of predictions, and aims met.
 
 The regret of roles is the sum of the predicted costs of the chosen placements over the sum of the predicted costs of
 the best placements that need no roles, both in seconds of engine time. Below 1, roles have paid; above 1, they have
@@ -39,12 +39,16 @@ class RoutingTotals(msgspec.Struct, frozen=True):
     chosen_s:        the predicted cost of the chosen placements
     without_roles_s: the predicted cost of the best placements that need no roles, of the same requests
     num_by_error:    how many requests had a time to the first token that was off by an error of each bucket
+    num_with_aims:   how many requests had aims for their latencies, and were not given up by their clients
+    num_met_aims:    how many of these met all of their aims
     """
 
     num_by_way: tuple[int, ...] = (0,) * len(WAYS)
     chosen_s: float = 0.0
     without_roles_s: float = 0.0
     num_by_error: tuple[int, ...] = (0,) * (len(_ERROR_BOUNDS) + 1)
+    num_with_aims: int = 0
+    num_met_aims: int = 0
 
     def __add__(self, other: RoutingTotals) -> RoutingTotals:
         return RoutingTotals(
@@ -52,6 +56,8 @@ class RoutingTotals(msgspec.Struct, frozen=True):
             self.chosen_s + other.chosen_s,
             self.without_roles_s + other.without_roles_s,
             tuple(map(int.__add__, self.num_by_error, other.num_by_error)),
+            self.num_with_aims + other.num_with_aims,
+            self.num_met_aims + other.num_met_aims,
         )
 
     @property
@@ -76,13 +82,21 @@ class RoutingTotals(msgspec.Struct, frozen=True):
 
 
 class RoutingSummary(msgspec.Struct, frozen=True):
-    """The routing of one ingress, or of all of them. recent: within the last WINDOW_S seconds; since_start: ever"""
+    """The routing of one ingress, or of all of them.
+
+    recent:      within the last WINDOW_S seconds
+    since_start: ever
+    covered_s:   the seconds that `recent` is about: fewer than WINDOW_S soon after the start
+    """
 
     recent: RoutingTotals = RoutingTotals()
     since_start: RoutingTotals = RoutingTotals()
+    covered_s: float = 0.0
 
     def __add__(self, other: RoutingSummary) -> RoutingSummary:
-        return RoutingSummary(self.recent + other.recent, self.since_start + other.since_start)
+        return RoutingSummary(
+            self.recent + other.recent, self.since_start + other.since_start, max(self.covered_s, other.covered_s)
+        )
 
     @property
     def window_s(self) -> float:
@@ -114,6 +128,17 @@ class RoutingSummary(msgspec.Struct, frozen=True):
         """The median error of the predicted time to the first token, recently."""
         return self.recent.ttft_error
 
+    @property
+    def aims_met(self) -> float | None:
+        """The part of the requests with aims that met all of them, recently; None if no request had any."""
+        recent = self.recent
+        return recent.num_met_aims / recent.num_with_aims if recent.num_with_aims else None
+
+    @property
+    def goodput_per_s(self) -> float | None:
+        """How many requests a second met all of their aims, recently; None if no request had any."""
+        return None if self.aims_met is None else self.recent.num_met_aims / max(self.covered_s, 1.0)
+
 
 NOTHING_ROUTED: Final = RoutingSummary()
 
@@ -130,9 +155,17 @@ class _Sums:
         self.num_by_way = [0] * len(WAYS)
         self.chosen_s = self.without_roles_s = 0.0
         self.num_by_error = [0] * (len(_ERROR_BOUNDS) + 1)
+        self.num_with_aims = self.num_met_aims = 0
 
     def totals(self) -> RoutingTotals:
-        return RoutingTotals(tuple(self.num_by_way), self.chosen_s, self.without_roles_s, tuple(self.num_by_error))
+        return RoutingTotals(
+            tuple(self.num_by_way),
+            self.chosen_s,
+            self.without_roles_s,
+            tuple(self.num_by_error),
+            self.num_with_aims,
+            self.num_met_aims,
+        )
 
 
 class RoutingFigures:
@@ -141,11 +174,14 @@ class RoutingFigures:
     def __init__(self) -> None:
         self._since_start = _Sums()
         self._slices: dict[int, _Sums] = {}
+        self._first_s: float | None = None
 
     def add(self, record: RequestRecord, now_s: float) -> None:
         """Count a request that has ended, by the decision about its first attempt. now_s: on any monotonic clock"""
         if not record.attempts:
             return
+        if self._first_s is None:
+            self._first_s = now_s
         number = int(now_s // _SLICE_S)
         if number not in self._slices:
             kept = {one: sums for one, sums in self._slices.items() if one > number - _NUM_SLICES}
@@ -159,6 +195,8 @@ class RoutingFigures:
             error = bisect_left(_ERROR_BOUNDS, abs(record.ttft_s / predicted_s - 1))
         for sums in (self._slices[number], self._since_start):
             sums.num_by_way[way] += 1
+            sums.num_with_aims += record.has_met_aims is not None
+            sums.num_met_aims += record.has_met_aims is True
             if error is not None:
                 sums.num_by_error[error] += 1
             if decision is not None and chosen is not None and decision.without_roles_s > 0:
@@ -169,4 +207,5 @@ class RoutingFigures:
         """Return the sums of the last WINDOW_S seconds, give or take a tenth, and of all time. now_s: as for add()"""
         oldest = int(now_s // _SLICE_S) - _NUM_SLICES
         slices = [sums.totals() for number, sums in self._slices.copy().items() if number > oldest]
-        return RoutingSummary(sum(slices, RoutingTotals()), self._since_start.totals())
+        covered_s = 0.0 if self._first_s is None else min(now_s - self._first_s, WINDOW_S)
+        return RoutingSummary(sum(slices, RoutingTotals()), self._since_start.totals(), covered_s)

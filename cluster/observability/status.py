@@ -120,6 +120,30 @@ class ModelView:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixIndexView:
+    """The prefixes that engines have cached, as far as an ingress knows them, for one version of the model.
+
+    stride:        every stride-th block of a prefix is kept
+    num_lookups:   prompts that were looked up
+    num_hits:      those of which an engine had a prefix
+    num_events:    changes of their caches that engines have reported
+    num_gaps:      how often reports were missing
+    num_snapshots: complete reports of all blocks of an engine
+    """
+
+    version: int
+    num_blocks: int
+    size_bytes: int
+    max_bytes: int
+    stride: int
+    num_lookups: int = 0
+    num_hits: int = 0
+    num_events: int = 0
+    num_gaps: int = 0
+    num_snapshots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Something that the controller did. at_s: Unix time in seconds"""
 
@@ -151,6 +175,7 @@ class ClusterView:
     now_s:            Unix time in seconds at which the status was taken
     num_migrations:   how often the ingress has seen another decode engine take over a preempted request
     routing:          how all ingresses have routed requests; of this one alone if the controller does not answer
+    prefix_indexes:   what this ingress knows of cached prefixes, by version of the model
     event_loop_lag_s: the longest delay of the ingress's event loop within the last minute, in seconds
     """
 
@@ -164,6 +189,7 @@ class ClusterView:
     models: tuple[ModelView, ...] = ()
     num_migrations: int = 0
     routing: RoutingSummary = NOTHING_ROUTED
+    prefix_indexes: tuple[PrefixIndexView, ...] = ()
     event_loop_lag_s: float = 0.0
 
 

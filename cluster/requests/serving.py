@@ -177,7 +177,7 @@ class Serving:
             turns,
             record=in_flight.record,
         )
-        in_flight.record.model_version = engines.model.version
+        in_flight.record.model_version, in_flight.record.slo = engines.model.version, engine_request.slo
         tokenizer = engines.model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
         return PreparedRequest(engines, engine_request, in_flight.recovery, output_processor, in_flight, prompt)

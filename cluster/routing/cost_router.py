@@ -14,12 +14,10 @@ adapter that an engine has probably not loaded costs that engine as much as comp
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Generic, cast
+from typing import Final, cast
 
 import msgspec
 import xxhash
@@ -27,51 +25,24 @@ import xxhash
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import EngineLoad, EngineT, Route
-from cluster.routing.decision import Decision, LateDecision, Reason, RouteTerms, RoutingMode, Way
-from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
-from cluster.routing.fleet import EngineGroup, Fleet, Use
+from cluster.routing.decision import Decision, LateDecision, Reason, RoutingMode
+from cluster.routing.engine_connection import EngineDescriptor, EngineKey
+from cluster.routing.fleet import Fleet
 from cluster.routing.load_book import EngineWork, LoadBook, SentWork
-from cluster.routing.prefix_aware import PrefixAwarePair, can_serve_prefix
+from cluster.routing.placements import Compared, Placement, describe, draw_placement, prefix_source
+from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.routing.route_cost import (
-    DecodeCost,
     PromptCost,
     RequestFacts,
     alone_total,
-    decode_cost,
-    fetch_s,
     handoff_bytes,
     pair_total,
     prompt_cost,
-    terms,
 )
-from kv_transfer.params import PrefixSource
 
-_NUM_HOLDERS: Final = 2
-"""The engines with the longest cached prefix that are compared, for each group of engines."""
-_MIN_ERROR, _MAX_ERROR = 0.02, 0.1
-"""The bounds of the part of the cost that counts as the error of the prediction."""
 _RATE: Final = 0.02
 """How much one request counts in the moving averages of the lengths of prompts and outputs."""
 _MAX_REMEMBERED: Final = 1 << 20
-
-
-class _Placement(msgspec.Struct, Generic[EngineT], frozen=True):
-    total_s: float
-    prefill: EngineT | None
-    decode: EngineT
-    prompt: PromptCost
-    decoding: DecodeCost
-    adapter_s: float
-
-    @property
-    def way(self) -> Way:
-        if self.prefill is not None:
-            return Way.PREFILL_DECODE
-        return Way.DECODE_ALONE if self.decode.descriptor.role is EngineRole.DECODE else Way.PREFILL_ALONE
-
-    @property
-    def load_s(self) -> float:
-        return self.prompt.wait_s + self.prompt.inflicted_s + self.decoding.inflicted_s
 
 
 class CostRouter:
@@ -118,13 +89,14 @@ class CostRouter:
         if not fleet.is_sure:
             return self._by_rule(request, engines, Reason.MODEL_NOT_SURE)
         cached = self._pairs.find_cached(request)
+        self._pairs.count_lookup(cached)
         facts = self._facts(request)
         draw = xxhash.xxh3_64_intdigest(request.request_id.encode())
         placements = list(self._placements(request, fleet, facts, cached, draw))
-        chosen, reason = _draw(placements, draw)
+        chosen, reason = draw_placement(placements, draw)
         self._newest = request.request_id, facts, chosen.decode, chosen.prompt
-        reasons = LateDecision(lambda: _decision(request, reason, facts, chosen, placements))
-        return Route(chosen.prefill, chosen.decode, _prefix_source(fleet, chosen, cached), reasons)
+        reasons = LateDecision(lambda: describe(request, reason, facts, chosen, placements))
+        return Route(chosen.prefill, chosen.decode, prefix_source(fleet, chosen, cached), reasons)
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Add the request to the load of its engines, and note that they will soon have its KV and its adapter."""
@@ -133,7 +105,7 @@ class CostRouter:
             route.reasons.describe()
         self._pairs.on_start(request, route)
         newest, self._newest = self._newest, None
-        engines = [engine for engine in (route.prefill, route.decode) if engine is not None]
+        engines = _engines(route)
         works = [self._book.work_of(engine.descriptor) for engine in engines]
         prompt: PromptCost | None = None
         if newest is not None and newest[0] == request.request_id and newest[2] is route.decode:
@@ -169,7 +141,47 @@ class CostRouter:
 
     def _by_rule(self, request: EngineCoreRequest, engines: Sequence[EngineT], reason: Reason) -> Route[EngineT]:
         route = self._pairs.choose(request, engines)
-        return replace(route, reasons=LateDecision(lambda: Decision(request.request_id, self._mode, reason)))
+        return replace(route, reasons=LateDecision(lambda: self._describe_by_rule(request, engines, reason, route)))
+
+    def _describe_by_rule(
+        self, request: EngineCoreRequest, engines: Sequence[EngineT], reason: Reason, route: Route[EngineT]
+    ) -> Decision:
+        """Describe what a rule has chosen, with the costs as far as they are known."""
+        plain = Decision(request.request_id, self._mode, reason)
+        if reason is Reason.OWN_RULE:
+            return plain  # Costs are those of requests that decode.
+        fleet = self._fleet_of(engines)
+        if any(self._book.work_of(engine.descriptor).prediction is None for engine in _engines(route)):
+            return plain
+        cached, facts = self._pairs.find_cached(request), self._facts(request)
+        chosen = self._placement_of(request, fleet, facts, cached, route)
+        placements = [chosen]
+        if fleet.is_sure:
+            draw = xxhash.xxh3_64_intdigest(request.request_id.encode())
+            others = self._placements(request, fleet, facts, cached, draw)
+            placements += [one for one in others if (one.prefill, one.decode) != (chosen.prefill, chosen.decode)]
+        described = describe(request, reason, facts, chosen, placements, mode=self._mode)
+        # Without the costs of all engines it is not known which one would be the best.
+        return described if fleet.is_sure else msgspec.structs.replace(described, without_roles_s=0.0)
+
+    def _placement_of(
+        self,
+        request: EngineCoreRequest,
+        fleet: Fleet[EngineT],
+        facts: RequestFacts,
+        cached: Mapping[EngineKey, int],
+        route: Route[EngineT],
+    ) -> Placement[EngineT]:
+        """Return a route with its cost."""
+        group, index = fleet.positions[route.decode.descriptor.key]
+        decoding = Compared(fleet, group, facts, cached).decoding(index)
+        if route.prefill is not None:
+            group, index = fleet.positions[route.prefill.descriptor.key]
+        prompt = Compared(fleet, group, facts, cached).prompt(index)
+        adapter_s = self._adapter_s(request, prompt, *_engines(route))
+        total = alone_total if route.prefill is None else pair_total
+        total_s = total(facts, prompt, decoding, adapter_s)
+        return Placement(total_s, route.prefill, route.decode, prompt, decoding, adapter_s)
 
     def _facts(self, request: EngineCoreRequest) -> RequestFacts:
         slo, (ttft_s, itl_s) = request.slo, self._aims
@@ -202,16 +214,16 @@ class CostRouter:
         facts: RequestFacts,
         cached: Mapping[EngineKey, int],
         draw: int,
-    ) -> Iterator[_Placement[EngineT]]:
+    ) -> Iterator[Placement[EngineT]]:
         """Yield the placements that are worth comparing, with their costs."""
-        compared = [_Compared(fleet, group, facts, cached) for group in fleet.groups]
+        compared = [Compared(fleet, group, facts, cached) for group in fleet.groups]
         for one in compared:
             one.choose(draw)
             for index in one.alone:
                 prompt, decoding, engine = one.prompt(index), one.decoding(index), one.group.engines[index]
                 adapter_s = self._adapter_s(request, prompt, engine)
                 total_s = alone_total(facts, prompt, decoding, adapter_s)
-                yield _Placement(total_s, None, engine, prompt, decoding, adapter_s)
+                yield Placement(total_s, None, engine, prompt, decoding, adapter_s)
         by_group = {id(one.group): one for one in compared}
         for one in compared:
             for other in [by_group[id(group)] for group in one.group.consumers]:
@@ -223,7 +235,7 @@ class CostRouter:
                         decoding, consumer = other.decoding(number), other.group.engines[number]
                         adapter_s = self._adapter_s(request, prompt, engine, consumer)
                         total_s = pair_total(facts, prompt, decoding, adapter_s)
-                        yield _Placement(total_s, engine, consumer, prompt, decoding, adapter_s)
+                        yield Placement(total_s, engine, consumer, prompt, decoding, adapter_s)
 
     def _adapter_s(self, request: EngineCoreRequest, prompt: PromptCost, *engines: EngineLoad) -> float:
         """Return what the adapters cost that these engines have to load."""
@@ -232,141 +244,8 @@ class CostRouter:
         return prompt.seconds * sum(not self._pairs.has_adapter(engine.descriptor.key, request) for engine in engines)
 
 
-class _Compared(Generic[EngineT]):
-    """The engines of one group that are compared for one request, and their costs, each computed once."""
-
-    def __init__(
-        self, fleet: Fleet[EngineT], group: EngineGroup[EngineT], facts: RequestFacts, cached: Mapping[EngineKey, int]
-    ) -> None:
-        self.group = group
-        self._fleet = fleet
-        self._facts = facts
-        self._cached = cached
-        self._source = _fetch_source(fleet, group, cached)
-        self._prompts: dict[int, PromptCost] = {}
-        self._decodings: dict[int, DecodeCost] = {}
-
-    def choose(self, draw: int) -> None:
-        """Choose the engines to compare, for each use."""
-        group, now_s = self.group, self._facts.now_s
-        self.prefill, self.decode, self.alone = group.candidates(now_s, draw)
-        if self._cached:
-            held = [
-                (num_tokens, position[1])
-                for key, num_tokens in self._cached.items()
-                if (position := self._fleet.positions.get(key)) is not None and position[0] is group
-            ]
-            holders = [index for _, index in heapq.nlargest(_NUM_HOLDERS, held)]
-            for use, chosen in zip(Use, (self.prefill, self.decode, self.alone), strict=True):
-                chosen.extend(index for index in holders if index not in chosen and group.is_for[use][index])
-        self.alone.extend(index for index in (*self.prefill, *self.decode) if index not in self.alone)
-
-    def prompt(self, index: int) -> PromptCost:
-        """Return the cost of computing the prompt at an engine."""
-        if (known := self._prompts.get(index)) is not None:
-            return known
-        work, source, fetch = self.group.works[index], self._source, None
-        assert work.prediction is not None, "the fleet is sure"
-        num_cached = self._cached.get(work.key, 0)
-        if source is not None and source[2] > num_cached:
-            _, there, num_there = source
-            fetch = num_there, fetch_s(work, there, num_there - num_cached)
-        cost = self._prompts[index] = prompt_cost(self._facts, work, work.prediction, num_cached, fetch)
-        return cost
-
-    def decoding(self, index: int) -> DecodeCost:
-        """Return the cost of decoding at an engine."""
-        if (known := self._decodings.get(index)) is not None:
-            return known
-        work = self.group.works[index]
-        assert work.prediction is not None, "the fleet is sure"
-        num_cached = self._cached.get(work.key, 0)
-        cost = self._decodings[index] = decode_cost(self._facts, work, work.prediction, num_cached)
-        return cost
-
-
-def _fetch_source(
-    fleet: Fleet[EngineT], group: EngineGroup[EngineT], cached: Mapping[EngineKey, int]
-) -> tuple[EngineT, EngineWork, int] | None:
-    """Return the engine from which this group's engines can fetch most of the prefix, and the tokens that it has."""
-    best: tuple[EngineT, EngineWork, int] | None = None
-    for key, num_tokens in cached.items():
-        position = fleet.positions.get(key)
-        if position is None or (best is not None and num_tokens <= best[2]):
-            continue
-        there, index = position
-        if can_serve_prefix(there.engines[index].descriptor, group.engines[0].descriptor):
-            best = there.engines[index], there.works[index], num_tokens
-    return best
-
-
-def _prefix_source(
-    fleet: Fleet[EngineT], chosen: _Placement[EngineT], cached: Mapping[EngineKey, int]
-) -> PrefixSource | None:
-    """Return the engine that has more of the prefix than the one that computes the prompt."""
-    if not cached:
-        return None
-    computing = (chosen.decode if chosen.prefill is None else chosen.prefill).descriptor.key
-    source = _fetch_source(fleet, fleet.positions[computing][0], cached)
-    if source is None or source[2] <= cached.get(computing, 0):
-        return None
-    return PrefixSource(source[0].descriptor.kv_address, source[2])
-
-
-def _draw(placements: list[_Placement[EngineT]], draw: int) -> tuple[_Placement[EngineT], Reason]:
-    """Choose the cheapest placement; of those that cost the same, the one with less load of two that are drawn."""
-    if len(placements) == 1:
-        return placements[0], Reason.ONLY_WAY
-    best = min(placements, key=_total_s)
-    # The decode steps are left out of the error: equal engines have equal predictions for them.
-    error = min(max(best.prompt.sigma, _MIN_ERROR), _MAX_ERROR)
-    limit_s = best.total_s + error * max(best.prompt.wait_s + best.prompt.seconds, 0.0)
-    equal = [placement for placement in placements if placement.total_s <= limit_s]
-    if len(equal) == 1:
-        return best, Reason.COST
-    one, other = draw % len(equal), (draw >> 32) % (len(equal) - 1)
-    first, second = equal[one], equal[other + (other >= one)]
-    return (second if second.load_s < first.load_s else first), Reason.TIE_DRAWN
-
-
-def _total_s(placement: _Placement[EngineT]) -> float:
-    return placement.total_s
-
-
-def _decision(
-    request: EngineCoreRequest,
-    reason: Reason,
-    facts: RequestFacts,
-    chosen: _Placement[EngineT],
-    placements: list[_Placement[EngineT]],
-) -> Decision:
-    """Describe the choice."""
-    best: dict[Way, _Placement[EngineT]] = {}
-    runner_up: _Placement[EngineT] | None = None
-    without_roles_s = math.inf
-    for one in placements:
-        way = one.way
-        if way not in best or one.total_s < best[way].total_s:
-            best[way] = one
-        if one is not chosen and (runner_up is None or one.total_s < runner_up.total_s):
-            runner_up = one
-        if one.prefill is None:
-            without_roles_s = min(without_roles_s, one.total_s)
-    others = sorted((one for way, one in best.items() if way is not chosen.way), key=_total_s)
-    found = {id(one): _terms(facts, one) for one in others}
-    return Decision(
-        request.request_id,
-        RoutingMode.COST,
-        reason,
-        _terms(facts, chosen),
-        tuple(found.values()),
-        None if runner_up is None else found.get(id(runner_up)) or _terms(facts, runner_up),
-        without_roles_s,
-    )
-
-
-def _terms(facts: RequestFacts, placement: _Placement[EngineT]) -> RouteTerms:
-    return terms(placement.way, facts, placement.prompt, placement.decoding, placement.adapter_s)
+def _engines(route: Route[EngineT]) -> list[EngineT]:
+    return [engine for engine in (route.prefill, route.decode) if engine is not None]
 
 
 def _sent_work(

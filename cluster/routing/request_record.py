@@ -92,6 +92,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft_s:                from the request's arrival to its first token; None before it
     itl_p50_s, itl_max_s:  the median and the longest time between two output tokens; None before the second token
     duration_s:            from the request's arrival to its end; None while it is in flight
+    ttft_aim_s, itl_aim_s: the request's aims, its own or the cluster's; None: it has no such aim
+    has_met_aims:          whether it ended well, its first token was in time, and the mean time between its tokens was
+                           within the aim; None: it has no aims, or is in flight, or its client has left
     """
 
     request_id: str
@@ -108,6 +111,9 @@ class RequestRecord(msgspec.Struct, frozen=True):
     itl_p50_s: float | None = None
     itl_max_s: float | None = None
     duration_s: float | None = None
+    ttft_aim_s: float | None = None
+    itl_aim_s: float | None = None
+    has_met_aims: bool | None = None
     schema: int = SCHEMA
 
     @property

@@ -23,7 +23,7 @@ _Context = grpc.aio.ServicerContext[health_pb2.HealthCheckRequest, health_pb2.He
 ROLES: Final = {role: f"raypd.role.{role}" for role in (EngineRole.PREFILL, EngineRole.DECODE)}
 """For each role the service name whose health tells whether an engine serves in that role.
 
-A cluster that lacks one of the roles goes on with the other engines, more slowly.
+A cluster that lacks one of the roles goes on with the other engines: each of them can do all of a request.
 """
 
 

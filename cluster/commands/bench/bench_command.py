@@ -159,6 +159,15 @@ def bench(
             rich_help_panel=_FIGURES,
         ),
     ] = None,
+    send_slo: Annotated[
+        bool,
+        typer.Option(
+            "--send-slo",
+            help="Send the objectives for ttft and tpot (or itl) with every request, as its aims; raypd's routing "
+            "considers them (slo in the body).",
+            rich_help_panel=_PROMPTS,
+        ),
+    ] = False,
     percentile_metrics: Annotated[
         str,
         typer.Option(
@@ -214,6 +223,7 @@ def bench(
         extra_body=extra_body,
         headers=header or (),
         slo=slo or (),
+        sends_slo=send_slo,
         percentile_metrics=percentile_metrics,
         metric_percentiles=metric_percentiles,
         timeout_s=timeout_s,

@@ -54,6 +54,7 @@ class BenchOptions:
     extra_body: str | None = None
     headers: Sequence[str] = ()
     slo: Sequence[str] = ()
+    sends_slo: bool = False
     percentile_metrics: str = "ttft,tpot,itl,e2el"
     metric_percentiles: str = "50,90,99"
     timeout_s: float = 600.0
@@ -109,7 +110,7 @@ def check(options: BenchOptions) -> Benchmark:
     objectives_s = attempt(lambda: parse_objectives(options.slo))
     metrics = attempt(lambda: _metrics(options.percentile_metrics))
     percents = attempt(lambda: _percents(options.metric_percentiles))
-    fields = attempt(lambda: _fields(options))
+    fields = attempt(lambda: _fields(options) | _aims(options, objectives_s or {}))
     headers = attempt(lambda: _headers(options.headers))
     if mistakes:
         raise InvalidConfig("raypd bench", mistakes)
@@ -183,6 +184,18 @@ def _fields(options: BenchOptions) -> dict[str, object]:
     if own:
         raise InvalidConfig("--extra-body", [f"{name} cannot be set: the measurement depends on it" for name in own])
     return fields | further
+
+
+def _aims(options: BenchOptions, objectives_s: Mapping[str, float]) -> dict[str, object]:
+    """Return the field with the aims of every request, as raypd's API has it: in milliseconds."""
+    if not options.sends_slo:
+        return {}
+    # raypd compares the mean time between a request's tokens with its ITL aim.
+    limits = {"ttft_ms": objectives_s.get("ttft"), "itl_ms": objectives_s.get("tpot", objectives_s.get("itl"))}
+    aims = {name: limit_s * 1000 for name, limit_s in limits.items() if limit_s is not None}
+    if not aims:
+        raise InvalidConfig("--send-slo", ["it needs --slo with ttft, tpot or itl, which are sent as aims"])
+    return {"slo": aims}
 
 
 def _headers(texts: Iterable[str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from cluster.commands.doctor.checkpoint import Checkpoint, check_tokenizer, read
 from cluster.commands.doctor.findings import GIB, Finding, Verdict, failure, warning
 from cluster.commands.doctor.memory_budget import GPU_MEMORY_GIB, check_budget
 from cluster.commands.doctor.node import NodeFacts, judge_node, look_at_node
+from cluster.commands.doctor.role_counts import judge_roles
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
 from cluster.routing.engine_connection import EngineRole
@@ -73,7 +74,8 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[F
 
 
 def _look_around(config: ClusterConfig, checkpoint: Checkpoint | None, gpu: str | None) -> Iterator[Finding]:
-    """Yield the findings about the machines and their memory. gpu: as in examine()"""
+    """Yield the findings about the engines' roles, the machines and their memory. gpu: as in examine()"""
+    yield judge_roles(config)
     if gpu is not None:
         room = {role: (int(GPU_MEMORY_GIB[gpu] * GIB), True) for role in EngineRole}
         yield from _budgets(config, checkpoint, room)

@@ -14,7 +14,7 @@ from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import CallFailed, GenerateClient
 from cluster.commands.status.cost_tables import render_costs
 from cluster.commands.status.plan_table import render_plan
-from cluster.commands.status.routing_tables import render_routing
+from cluster.commands.status.routing_tables import render_prefix_indexes, render_routing
 from cluster.commands.status.wide_table import WideTable, age
 
 _MAX_REQUESTS = 20
@@ -85,6 +85,8 @@ def render_status(status: admin_pb2.GetStatusResponse) -> RenderableType:
         parts.append(_adapters(status.engines))
     parts += render_plan(status)
     parts += render_routing(status)
+    if status.prefix_indexes:
+        parts.append(render_prefix_indexes(status))
     if status.ingresses:
         parts.append(_ingresses(status.ingresses))
     if status.requests:

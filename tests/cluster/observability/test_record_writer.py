@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+from contextlib import nullcontext
 
+import msgspec
+import pytest
+
+from actors.core.requests.request import FinishReason
+from actors.core.requests.slo import Slo
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.record_writer import Describe, RecordWriter
 from cluster.observability.stopwatch import Stopwatch
+from cluster.parameters.generation import EngineReport, GenerateEnd, GenerateTimings, Usage
 from cluster.routing.request_record import AttemptRecord
 from tests.cluster.routing.record_samples import attempt
 
@@ -47,6 +54,37 @@ def test_a_failed_attempt_stays_as_it_was_with_its_reason() -> None:
     assert [
         (which.began_s, which.num_new_tokens, which.failure) for which in one.record("i", stopwatch()).attempts
     ] == [(0.0, 3, "engine d0 is lost"), (1.0, 1, "")]
+
+
+@pytest.mark.parametrize(
+    ("slo", "finish_reason", "has_met"),
+    [
+        pytest.param(None, FinishReason.STOP, None, id="no aims"),
+        pytest.param(Slo(), FinishReason.STOP, None, id="empty aims"),
+        pytest.param(Slo(ttft_s=1.0, itl_s=0.5), FinishReason.LENGTH, True, id="equal to the aims"),
+        pytest.param(Slo(ttft_s=0.9), FinishReason.STOP, False, id="a late first token"),
+        pytest.param(Slo(itl_s=0.4), FinishReason.STOP, False, id="slow tokens"),
+        pytest.param(Slo(ttft_s=1.0), FinishReason.ERROR, False, id="it failed"),
+        pytest.param(Slo(ttft_s=1.0), None, None, id="the client has left"),
+    ],
+)
+def test_a_request_meets_its_aims_or_not(
+    slo: Slo | None, finish_reason: FinishReason | None, has_met: bool | None
+) -> None:
+    timings = GenerateTimings(1.0, 0.5, None, EngineReport("d0", None))
+    times = iter([10.0, 11.0, 11.5, 12.0, 12.5])
+    watch, one = Stopwatch(lambda: next(times), ServingMetrics()), writer()
+    one.slo = slo
+    assert one.record("i", watch).has_met_aims is None, "in flight"
+    with pytest.raises(asyncio.CancelledError) if finish_reason is None else nullcontext(), watch.counting_the_end():
+        for _ in range(3):
+            watch.count(1)
+        if finish_reason is None:
+            raise asyncio.CancelledError
+        watch.end(GenerateEnd(finish_reason, None, Usage(1, 3, 0), timings))
+    written = one.record("i", watch)
+    assert written.has_met_aims is has_met
+    assert (written.ttft_aim_s, written.itl_aim_s) == ((slo.ttft_s, slo.itl_s) if slo else (None, None))
 
 
 def test_a_long_reason_is_cut() -> None:

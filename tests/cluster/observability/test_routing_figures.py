@@ -85,6 +85,34 @@ def test_a_record_without_attempts_counts_for_nothing() -> None:
     assert figures(msgspec.structs.replace(record(), attempts=())) == RoutingSummary()
 
 
+def met(has_met: bool | None) -> RequestRecord:
+    return msgspec.structs.replace(record(), has_met_aims=has_met)
+
+
+def test_goodput_is_the_requests_that_met_their_aims_per_second() -> None:
+    one = RoutingFigures()
+    for number, has_met in enumerate([True, True, False, None, True]):
+        one.add(met(has_met), now_s=1000.0 + number)
+    summary = one.summary(1010.0)
+    assert (summary.aims_met, summary.goodput_per_s) == (0.75, pytest.approx(0.3))
+    assert merged([summary, summary]).goodput_per_s == pytest.approx(0.6)
+    assert (one.summary(2000.0).aims_met, one.summary(2000.0).since_start.num_met_aims) == (None, 3)
+    assert (figures(met(None)).aims_met, figures(met(None)).goodput_per_s) == (None, None)
+
+
+def test_over_the_whole_window_goodput_is_what_came_within_it() -> None:
+    one = RoutingFigures()
+    for second in range(1000):
+        one.add(met(True), now_s=float(second))
+    assert one.summary(1000.0).goodput_per_s == pytest.approx(1.0, rel=0.1)
+
+
+def test_the_metrics_count_requests_with_aims_and_those_that_met_them() -> None:
+    families = {family.name: family for family in _of_routing(figures(met(True), met(False), met(None)))}
+    assert families["raypd_requests_with_aims"].samples[0].value == 2
+    assert families["raypd_requests_aims_met"].samples[0].value == 1
+
+
 def test_the_metrics_have_the_sums_and_the_definition_of_regret() -> None:
     families = {family.name: family for family in _of_routing(figures(record()))}
     ways = {sample.labels["way"]: sample.value for sample in families["raypd_routed_requests"].samples}

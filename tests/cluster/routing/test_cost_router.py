@@ -1,3 +1,5 @@
+"""Tests of cluster/routing/cost_router.py and cluster/routing/placements.py."""
+
 from __future__ import annotations
 
 import random
@@ -88,6 +90,15 @@ def _cluster_with_prefix() -> Cluster:
             id="no request may run beside the others",
         ),
         pytest.param(
+            lambda: Cluster(
+                engine("both-0", num_waiting_tokens=960, num_coming_decodes=60, num_coming_context_tokens=960),
+                engine("both-1", num_decodes=20),
+            ),
+            64,
+            (None, "both-1"),
+            id="sixty short prompts of another ingress wait, and will decode for long",
+        ),
+        pytest.param(
             lambda: Cluster(engine("prefill-0"), engine("prefill-1", num_waiting_tokens=5000)),
             256,
             (None, "prefill-0"),
@@ -162,6 +173,48 @@ def test_a_pair_is_always_used_in_the_mode_disaggregate(mode: RoutingMode, expec
     assert route.decision is not None
     assert route.decision.mode is mode
     assert (route.decision.reason is Reason.MODE) is expected
+
+
+def test_what_a_pair_costs_is_recorded_where_the_mode_leaves_no_choice() -> None:
+    by_mode = Cluster(engine("prefill-0"), engine("decode-0", num_decodes=60), mode=RoutingMode.DISAGGREGATE)
+    by_cost = Cluster(engine("prefill-0"), engine("decode-0", num_decodes=60))
+    wanted = request()
+    forced, free = by_mode.send(wanted).decision, by_cost.send(wanted).decision
+    assert forced is not None
+    assert free is not None
+    assert forced.chosen is not None
+    assert (forced.mode, forced.reason, forced.chosen.way) == (
+        RoutingMode.DISAGGREGATE,
+        Reason.MODE,
+        Way.PREFILL_DECODE,
+    )
+    assert forced.without_roles_s == free.without_roles_s < forced.chosen.total_s
+    assert forced.runner_up == free.chosen, "what the mode cost would have done"
+    assert {one.way for one in forced.others} == {Way.DECODE_ALONE, Way.PREFILL_ALONE}
+    assert forced.chosen in free.others
+
+
+def test_one_engine_that_the_mode_aggregate_has_chosen_is_compared_with_pairs() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0", num_decodes=60), mode=RoutingMode.AGGREGATE)
+    decision = cluster.send(request()).decision
+    assert decision is not None
+    assert decision.chosen is not None
+    assert decision.chosen.prefill_engine_id is None
+    assert Way.PREFILL_DECODE in {one.way for one in decision.others}
+
+
+def test_as_long_as_an_engine_is_unknown_the_cost_of_the_others_is_recorded_without_a_comparison() -> None:
+    other = replace(FACTS, dtype="float16")
+    cluster = Cluster(
+        engine("prefill-0", pairing=FACTS),
+        engine("decode-0", pairing=FACTS),
+        engine("both-0", pairing=other, is_unsure=True),
+    )
+    decision = cluster.send(request()).decision
+    assert decision is not None
+    assert decision.reason is Reason.MODEL_NOT_SURE
+    assert decision.chosen is not None
+    assert (decision.chosen.way, decision.without_roles_s, decision.others) == (Way.PREFILL_DECODE, 0.0, ())
 
 
 def test_448_sequential_unrelated_prompts_spread_over_two_idle_engines() -> None:

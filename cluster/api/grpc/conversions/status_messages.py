@@ -44,6 +44,7 @@ _OTHER_NAMES: Final[Mapping[str, str]] = {
     "EngineStatus.embeddings": "stats.embedding_stats",
     "EngineStatus.step_costs": "stats.step_costs",
     "EngineStatus.age_seconds": "stats_at_s",
+    "RoutingStatus.goodput_per_second": "goodput_per_s",
     "StepCosts.age_seconds": "updated_at_s",
     "EngineLoad.prompt_tokens": "num_prompt_tokens_computed",
     "EngineLoad.prefix_queried_tokens": "prefix_cache_stats.queries",

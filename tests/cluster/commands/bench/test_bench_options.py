@@ -37,6 +37,19 @@ def test_further_fields_are_those_of_extra_body_and_sampling() -> None:
 
 
 @pytest.mark.parametrize(
+    ("slo", "aims"),
+    [
+        (["ttft=500ms,itl=0.05s"], {"ttft_ms": 500.0, "itl_ms": 50.0}),
+        (["ttft:500", "tpot:20", "itl:90"], {"ttft_ms": 500.0, "itl_ms": 20.0}),
+        (["e2el=9s,tpot=20ms"], {"itl_ms": 20.0}),
+    ],
+)
+def test_objectives_are_sent_as_the_aims_of_each_request(slo: list[str], aims: dict[str, float]) -> None:
+    assert check(_options(slo=slo, sends_slo=True)).fields == {"ignore_eos": True, "slo": aims}
+    assert check(_options(slo=slo)).fields == {"ignore_eos": True}
+
+
+@pytest.mark.parametrize(
     ("changed", "mistake"),
     [
         ({"urls": ["ftp://a"]}, "'ftp://a' is no URL of a server"),
@@ -54,6 +67,7 @@ def test_further_fields_are_those_of_extra_body_and_sampling() -> None:
         ({"urls": [URL, URL], "num_pairs": 4}, "--pairs must be at least 5"),
         ({"json_file": Path("/missing/folder/x.json")}, "--json /missing/folder/x.json cannot be written"),
         ({"json_file": Path("/")}, "--json / cannot be written"),
+        ({"slo": ["e2el=3s"], "sends_slo": True}, "--send-slo: it needs --slo with ttft, tpot or itl"),
         ({"slo": ["ttft=soon"]}, "--slo: 'ttft=soon' is not ttft, tpot"),
         ({"percentile_metrics": "ttft,latency"}, "--percentile-metrics: 'latency' is not one of ttft, tpot"),
         ({"percentile_metrics": " "}, "--percentile-metrics"),

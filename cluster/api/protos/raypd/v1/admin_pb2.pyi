@@ -146,7 +146,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "migrations", "models", "update", "routing", "planner")
+    __slots__ = ("model", "server_version", "membership_version", "engines", "requests", "decisions", "controller_error", "refused_pairs", "ingresses", "migrations", "models", "update", "routing", "planner", "prefix_indexes")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERSHIP_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +161,7 @@ class GetStatusResponse(_message.Message):
     UPDATE_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     PLANNER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_INDEXES_FIELD_NUMBER: _ClassVar[int]
     model: str
     server_version: str
     membership_version: int
@@ -175,7 +176,8 @@ class GetStatusResponse(_message.Message):
     update: str
     routing: RoutingStatus
     planner: PlannerStatus
-    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., migrations: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ..., routing: _Optional[_Union[RoutingStatus, _Mapping]] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ...) -> None: ...
+    prefix_indexes: _containers.RepeatedCompositeFieldContainer[PrefixIndexStatus]
+    def __init__(self, model: _Optional[str] = ..., server_version: _Optional[str] = ..., membership_version: _Optional[int] = ..., engines: _Optional[_Iterable[_Union[EngineStatus, _Mapping]]] = ..., requests: _Optional[_Iterable[_Union[RequestInFlight, _Mapping]]] = ..., decisions: _Optional[_Iterable[_Union[Decision, _Mapping]]] = ..., controller_error: _Optional[str] = ..., refused_pairs: _Optional[_Iterable[_Union[RefusedPair, _Mapping]]] = ..., ingresses: _Optional[_Iterable[_Union[IngressStatus, _Mapping]]] = ..., migrations: _Optional[int] = ..., models: _Optional[_Iterable[_Union[ModelVersionStatus, _Mapping]]] = ..., update: _Optional[str] = ..., routing: _Optional[_Union[RoutingStatus, _Mapping]] = ..., planner: _Optional[_Union[PlannerStatus, _Mapping]] = ..., prefix_indexes: _Optional[_Iterable[_Union[PrefixIndexStatus, _Mapping]]] = ...) -> None: ...
 
 class PlannerStatus(_message.Message):
     __slots__ = ("mode", "age_seconds", "action", "current", "target", "steps", "reason", "findings", "prefill_work", "decode_work", "prefill_work_high", "decode_work_high", "forecast_error", "least_engines", "estimated_by")
@@ -221,8 +223,32 @@ class EngineCounts(_message.Message):
     both: int
     def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., both: _Optional[int] = ...) -> None: ...
 
+class PrefixIndexStatus(_message.Message):
+    __slots__ = ("version", "blocks", "size_bytes", "max_bytes", "stride", "lookups", "hits", "events", "gaps", "snapshots")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    LOOKUPS_FIELD_NUMBER: _ClassVar[int]
+    HITS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    GAPS_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    blocks: int
+    size_bytes: int
+    max_bytes: int
+    stride: int
+    lookups: int
+    hits: int
+    events: int
+    gaps: int
+    snapshots: int
+    def __init__(self, version: _Optional[int] = ..., blocks: _Optional[int] = ..., size_bytes: _Optional[int] = ..., max_bytes: _Optional[int] = ..., stride: _Optional[int] = ..., lookups: _Optional[int] = ..., hits: _Optional[int] = ..., events: _Optional[int] = ..., gaps: _Optional[int] = ..., snapshots: _Optional[int] = ...) -> None: ...
+
 class RoutingStatus(_message.Message):
-    __slots__ = ("window_seconds", "requests", "requests_by_way", "regret", "regret_since_start", "ttft_error")
+    __slots__ = ("window_seconds", "requests", "requests_by_way", "regret", "regret_since_start", "ttft_error", "aims_met", "goodput_per_second")
     class RequestsByWayEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -236,13 +262,17 @@ class RoutingStatus(_message.Message):
     REGRET_FIELD_NUMBER: _ClassVar[int]
     REGRET_SINCE_START_FIELD_NUMBER: _ClassVar[int]
     TTFT_ERROR_FIELD_NUMBER: _ClassVar[int]
+    AIMS_MET_FIELD_NUMBER: _ClassVar[int]
+    GOODPUT_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     window_seconds: float
     requests: int
     requests_by_way: _containers.ScalarMap[str, int]
     regret: float
     regret_since_start: float
     ttft_error: float
-    def __init__(self, window_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., requests_by_way: _Optional[_Mapping[str, int]] = ..., regret: _Optional[float] = ..., regret_since_start: _Optional[float] = ..., ttft_error: _Optional[float] = ...) -> None: ...
+    aims_met: float
+    goodput_per_second: float
+    def __init__(self, window_seconds: _Optional[float] = ..., requests: _Optional[int] = ..., requests_by_way: _Optional[_Mapping[str, int]] = ..., regret: _Optional[float] = ..., regret_since_start: _Optional[float] = ..., ttft_error: _Optional[float] = ..., aims_met: _Optional[float] = ..., goodput_per_second: _Optional[float] = ...) -> None: ...
 
 class ModelVersionStatus(_message.Message):
     __slots__ = ("version", "directory", "engines", "requests", "last_error")

@@ -1,0 +1,187 @@
+"""The placements of a request that are compared: their costs, the choice among them, and the record of the choice."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping
+from typing import Final, Generic
+
+import msgspec
+
+from actors.core.requests.request import EngineCoreRequest
+from cluster.routing.base import EngineT
+from cluster.routing.decision import Decision, Reason, RouteTerms, RoutingMode, Way
+from cluster.routing.engine_connection import EngineKey, EngineRole
+from cluster.routing.fleet import EngineGroup, Fleet, Use
+from cluster.routing.load_book import EngineWork
+from cluster.routing.prefix_aware import can_serve_prefix
+from cluster.routing.route_cost import DecodeCost, PromptCost, RequestFacts, decode_cost, fetch_s, prompt_cost, terms
+from kv_transfer.params import PrefixSource
+
+_NUM_HOLDERS: Final = 2
+"""The engines with the longest cached prefix that are compared, for each group of engines."""
+_MIN_ERROR, _MAX_ERROR = 0.02, 0.1
+"""The bounds of the part of the cost that counts as the error of the prediction."""
+
+
+class Placement(msgspec.Struct, Generic[EngineT], frozen=True):
+    """The engines that might serve a request, and what that costs. prefill: None if `decode` does all of it"""
+
+    total_s: float
+    prefill: EngineT | None
+    decode: EngineT
+    prompt: PromptCost
+    decoding: DecodeCost
+    adapter_s: float
+
+    @property
+    def way(self) -> Way:
+        """The way of the request, by the roles of the engines."""
+        if self.prefill is not None:
+            return Way.PREFILL_DECODE
+        return Way.DECODE_ALONE if self.decode.descriptor.role is EngineRole.DECODE else Way.PREFILL_ALONE
+
+    @property
+    def load_s(self) -> float:
+        """The part of the cost that is other requests' work."""
+        return self.prompt.wait_s + self.prompt.inflicted_s + self.decoding.inflicted_s
+
+
+class Compared(Generic[EngineT]):
+    """The engines of one group that are compared for one request, and their costs, each computed once."""
+
+    def __init__(
+        self, fleet: Fleet[EngineT], group: EngineGroup[EngineT], facts: RequestFacts, cached: Mapping[EngineKey, int]
+    ) -> None:
+        self.group = group
+        self._fleet = fleet
+        self._facts = facts
+        self._cached = cached
+        self._source = _fetch_source(fleet, group, cached)
+        self._prompts: dict[int, PromptCost] = {}
+        self._decodings: dict[int, DecodeCost] = {}
+
+    def choose(self, draw: int) -> None:
+        """Choose the engines to compare, for each use."""
+        group, now_s = self.group, self._facts.now_s
+        self.prefill, self.decode, self.alone = group.candidates(now_s, draw)
+        if self._cached:
+            held = [
+                (num_tokens, position[1])
+                for key, num_tokens in self._cached.items()
+                if (position := self._fleet.positions.get(key)) is not None and position[0] is group
+            ]
+            holders = [index for _, index in heapq.nlargest(_NUM_HOLDERS, held)]
+            for use, chosen in zip(Use, (self.prefill, self.decode, self.alone), strict=True):
+                chosen.extend(index for index in holders if index not in chosen and group.is_for[use][index])
+        self.alone.extend(index for index in (*self.prefill, *self.decode) if index not in self.alone)
+
+    def prompt(self, index: int) -> PromptCost:
+        """Return the cost of computing the prompt at an engine."""
+        if (known := self._prompts.get(index)) is not None:
+            return known
+        work, source, fetch = self.group.works[index], self._source, None
+        assert work.prediction is not None, "the fleet is sure"
+        num_cached = self._cached.get(work.key, 0)
+        if source is not None and source[2] > num_cached:
+            _, there, num_there = source
+            fetch = num_there, fetch_s(work, there, num_there - num_cached)
+        cost = self._prompts[index] = prompt_cost(self._facts, work, work.prediction, num_cached, fetch)
+        return cost
+
+    def decoding(self, index: int) -> DecodeCost:
+        """Return the cost of decoding at an engine."""
+        if (known := self._decodings.get(index)) is not None:
+            return known
+        work = self.group.works[index]
+        assert work.prediction is not None, "the fleet is sure"
+        num_cached = self._cached.get(work.key, 0)
+        cost = self._decodings[index] = decode_cost(self._facts, work, work.prediction, num_cached)
+        return cost
+
+
+def _fetch_source(
+    fleet: Fleet[EngineT], group: EngineGroup[EngineT], cached: Mapping[EngineKey, int]
+) -> tuple[EngineT, EngineWork, int] | None:
+    """Return the engine from which this group's engines can fetch most of the prefix, and the tokens that it has."""
+    best: tuple[EngineT, EngineWork, int] | None = None
+    for key, num_tokens in cached.items():
+        position = fleet.positions.get(key)
+        if position is None or (best is not None and num_tokens <= best[2]):
+            continue
+        there, index = position
+        if can_serve_prefix(there.engines[index].descriptor, group.engines[0].descriptor):
+            best = there.engines[index], there.works[index], num_tokens
+    return best
+
+
+def prefix_source(
+    fleet: Fleet[EngineT], chosen: Placement[EngineT], cached: Mapping[EngineKey, int]
+) -> PrefixSource | None:
+    """Return the engine that has more of the prefix than the one that computes the prompt."""
+    if not cached:
+        return None
+    computing = (chosen.decode if chosen.prefill is None else chosen.prefill).descriptor.key
+    source = _fetch_source(fleet, fleet.positions[computing][0], cached)
+    if source is None or source[2] <= cached.get(computing, 0):
+        return None
+    return PrefixSource(source[0].descriptor.kv_address, source[2])
+
+
+def draw_placement(placements: list[Placement[EngineT]], draw: int) -> tuple[Placement[EngineT], Reason]:
+    """Choose the cheapest placement; of those that cost the same, the one with less load of two that are drawn."""
+    if len(placements) == 1:
+        return placements[0], Reason.ONLY_WAY
+    best = min(placements, key=_total_s)
+    # The decode steps are left out of the error: equal engines have equal predictions for them.
+    error = min(max(best.prompt.sigma, _MIN_ERROR), _MAX_ERROR)
+    limit_s = best.total_s + error * max(best.prompt.wait_s + best.prompt.seconds, 0.0)
+    equal = [placement for placement in placements if placement.total_s <= limit_s]
+    if len(equal) == 1:
+        return best, Reason.COST
+    one, other = draw % len(equal), (draw >> 32) % (len(equal) - 1)
+    first, second = equal[one], equal[other + (other >= one)]
+    return (second if second.load_s < first.load_s else first), Reason.TIE_DRAWN
+
+
+def _total_s(placement: Placement[EngineT]) -> float:
+    return placement.total_s
+
+
+def describe(
+    request: EngineCoreRequest,
+    reason: Reason,
+    facts: RequestFacts,
+    chosen: Placement[EngineT],
+    placements: list[Placement[EngineT]],
+    *,
+    mode: RoutingMode = RoutingMode.COST,
+) -> Decision:
+    """Describe the choice. placements: those that were compared, with the chosen one among them"""
+    best: dict[Way, Placement[EngineT]] = {}
+    runner_up: Placement[EngineT] | None = None
+    without_roles_s = math.inf
+    for one in placements:
+        way = one.way
+        if way not in best or one.total_s < best[way].total_s:
+            best[way] = one
+        if one is not chosen and (runner_up is None or one.total_s < runner_up.total_s):
+            runner_up = one
+        if one.prefill is None:
+            without_roles_s = min(without_roles_s, one.total_s)
+    others = sorted((one for way, one in best.items() if way is not chosen.way), key=_total_s)
+    found = {id(one): _terms(facts, one) for one in others}
+    return Decision(
+        request.request_id,
+        mode,
+        reason,
+        _terms(facts, chosen),
+        tuple(found.values()),
+        None if runner_up is None else found.get(id(runner_up)) or _terms(facts, runner_up),
+        without_roles_s if math.isfinite(without_roles_s) else 0.0,
+    )
+
+
+def _terms(facts: RequestFacts, placement: Placement[EngineT]) -> RouteTerms:
+    return terms(placement.way, facts, placement.prompt, placement.decoding, placement.adapter_s)
