@@ -50,8 +50,8 @@ class PrefixAwarePair:
         self._is_aggregated = is_aggregated
         self._hasher = BlockHasher(block_size, hash_key) if hasher is None else hasher
         self._index = PrefixIndex() if index is None else index
-        self._newest: tuple[tuple[str, int], list[BlockHash]] = (("", 0), [])
-        """The newest request's id and number of tokens, and the hashes of its first blocks."""
+        self._newest: tuple[EngineCoreRequest | None, list[BlockHash]] = (None, [])
+        """The request that was looked at last, and the hashes of its first blocks."""
         self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
         """Keys of an engine and of an adapter that the engine got a request for; the least recently used first."""
 
@@ -128,10 +128,10 @@ class PrefixAwarePair:
 
         token_ids: what _first_token_ids() returns
         """
-        key = (request.request_id, len(token_ids))
-        if self._newest[0] != key:
-            self._newest = (key, [])
-        hashes = self._newest[1]
+        newest, hashes = self._newest
+        if newest is None or not _is_copy(newest, request):
+            hashes = []
+            self._newest = request, hashes
         if max_blocks is None:
             self._extend(hashes, request, token_ids[:MAX_TOKENS])
             return hashes
@@ -160,6 +160,12 @@ class PrefixAwarePair:
             if num_there > num_tokens and can_serve_prefix(engine.descriptor, computing.descriptor):
                 source, num_tokens = engine.descriptor, num_there
         return None if source is None else PrefixSource(source.kv_address, num_tokens)
+
+
+def _is_copy(one: EngineCoreRequest, other: EngineCoreRequest) -> bool:
+    """Return whether two requests are one, of which a copy may name the engine that encodes its images."""
+    is_same_attempt = (one.request_id, len(one.output_token_ids)) == (other.request_id, len(other.output_token_ids))
+    return is_same_attempt and one.prompt_token_ids is other.prompt_token_ids
 
 
 def _first_token_ids(request: EngineCoreRequest) -> list[int]:

@@ -46,9 +46,13 @@ LONG: Final = Preemption(num_computed_tokens=6, num_wait_steps=100)
 Word = Literal["start", "ask", "resume", "step", "set role", "preempt", "drain", "leave", "die", "abort"]
 Action = tuple[Word, int]
 """An event, and a number that says to whom it happens, and how."""
-WORDS: Final[list[Word]] = ["start", *["ask"] * 3, "resume", *["step"] * 5, *["set role"] * 2, *["preempt"] * 2]
+WORDS: Final[list[Word]] = ["start", "ask", "ask", "ask", "resume", "step", "step", "step", "step", "step"]
+"""The usual ones."""
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from([*WORDS, "drain", "leave", "die", "abort"]), st.integers(0, 11)),
+    st.tuples(
+        st.sampled_from([*WORDS, "set role", "set role", "preempt", "preempt", "drain", "leave", "die", "abort"]),
+        st.integers(0, 11),
+    ),
     min_size=10,
     max_size=50,
 )
@@ -257,7 +261,7 @@ class Cluster:
     def ask(self, num_resumed: int) -> None:
         """num_resumed: tokens of model version 1 that the client has already"""
         sampling = SamplingOptions(seed=3, max_tokens=NUM_TOKENS, ignore_eos=True)
-        resumed = [50 + position for position in range(num_resumed)]
+        resumed = tuple(50 + position for position in range(num_resumed))
         request = replace(HELLO, request_id=str(len(self.answers)), sampling=sampling, output_token_ids=resumed)
         if resumed:
             request = replace(request, model_version=1)

@@ -101,7 +101,8 @@ class Cluster:
     def __init__(self, *engines: FakeEngine, mode: RoutingMode = RoutingMode.COST, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
         self.book = LoadBook(self.clock)
-        self.pairs = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
+        is_aggregated = mode is RoutingMode.AGGREGATE
+        self.pairs = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY, is_aggregated=is_aggregated)
         self.router = CostRouter(self.pairs, self.book, mode)
         self.engines = list(engines)
         self.all_report()

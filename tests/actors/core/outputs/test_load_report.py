@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
@@ -43,17 +43,25 @@ def work_of(scheduler: Scheduler) -> LoadReport:
     )
 
 
-def _running(num_waiting_tokens: int, num_prefill_tokens: int, num_decodes: int, num_context: int) -> dict[str, int]:
-    return {
-        "num_waiting_tokens": num_waiting_tokens,
-        "num_prefill_tokens": num_prefill_tokens,
-        "num_decodes": num_decodes,
-        "num_decode_context_tokens": num_context,
-    }
-
-
-def _coming(num_decodes: int, num_context_tokens: int) -> dict[str, int]:
-    return {"num_coming_decodes": num_decodes, "num_coming_context_tokens": num_context_tokens}
+def _work(
+    number: int,
+    num_waiting_tokens: int,
+    num_prefill_tokens: int = 0,
+    num_decodes: int = 0,
+    num_context: int = 0,
+    *,
+    coming: tuple[int, int],
+) -> LoadReport:
+    """coming: decodes to come, and their tokens"""
+    return LoadReport(
+        number,
+        num_waiting_tokens,
+        num_prefill_tokens,
+        num_decodes,
+        num_context,
+        num_coming_decodes=coming[0],
+        num_coming_context_tokens=coming[1],
+    )
 
 
 def load_of(scheduler: Scheduler) -> LoadReport:
@@ -71,12 +79,11 @@ def test_waiting_prompts_chunks_and_decodes_are_counted_apart() -> None:
     scheduler, worker = make_scheduler(max_num_batched_tokens=16, max_num_seqs=2), FakeWorker(64, 4)
     for name, length in (("a", 8), ("b", 20), ("c", 12)):
         scheduler.add_request(make_request(name, length, max_tokens=20))
-    coming = LoadReport(1, num_waiting_tokens=40, num_coming_decodes=3, num_coming_context_tokens=40)
-    assert work_of(scheduler) == coming
+    assert work_of(scheduler) == _work(1, 40, coming=(3, 40))
     step(scheduler, worker)  # 8 tokens of a and 8 of b; there are two rows
-    assert work_of(scheduler) == replace(coming, number=2, **_running(12, 12, 1, 8), **_coming(2, 32))
+    assert work_of(scheduler) == _work(2, 12, 12, 1, 8, coming=(2, 32))
     step(scheduler, worker)
-    assert work_of(scheduler) == replace(coming, number=3, **_running(12, 0, 2, 9 + 20), **_coming(1, 12))
+    assert work_of(scheduler) == _work(3, 12, 0, 2, 9 + 20, coming=(1, 12))
 
 
 def test_an_idle_engine_has_no_load() -> None:
