@@ -58,8 +58,8 @@ def _filled(hint: Any, numbers: Iterator[int]) -> Any:
         hints = get_type_hints(hint, include_extras=True)
         return hint(**{one.name: _filled(hints[one.name], numbers) for one in fields(hint)})  # type: ignore[operator]  # it is a class
     if hint is RoutingSummary:
-        one = RoutingTotals((1, 2, 3, 4), 5.0, 6.0, (7,) * len(RoutingTotals().num_by_error))
-        return RoutingSummary(one, one + one)
+        one = RoutingTotals((1, 2, 3, 4), 5.0, 6.0, (7,) * len(RoutingTotals().num_by_error), 9, 8)
+        return RoutingSummary(one, one + one, 10.0)
     if hint is PlanRecord:
         work = WorkForecast(Forecast(1.5, 1.0, 2.5), Forecast(3.5, 3.0, 4.5), last_error=0.25)
         record = PlanRecord(
