@@ -4,7 +4,7 @@ An engine reports twice a second over its session, whether the controller lives 
 ingress's requests it counts; the later ones are added here, with the work that was predicted when they were sent. A
 request that has left the engine since the report is deducted again. So each ingress sees its own work at once, and all
 other ingresses' work with the next report. Until then, each of its own requests stands for as many as all ingresses
-send for each of its own (all_ingresses.py).
+send for each of its own (AllIngresses).
 
 An engine that computes prompts half of the time delays those that decode there. So the book measures which part of its
 time each engine spends on prompts. An engine of role `prefill` is taken to spend its share of all engines' prompt work,
@@ -26,7 +26,6 @@ from weakref import WeakSet
 
 from actors.core.outputs.scheduler_stats import LoadReport
 from actors.costs.step_cost_model import StepCostModel
-from cluster.routing.all_ingresses import AllIngresses
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.routing.step_prediction import StepFamily, StepPrediction
 
@@ -40,6 +39,11 @@ _CHUNK: Final = 512
 """Tokens of a usual prompt, at whose cost computed tokens are reckoned."""
 _SHARE_MEMORY_S: Final = 10.0
 """The time over which the part of an engine's time that goes to prompts is averaged."""
+_REQUESTS_MEMORY_S: Final = 10.0
+"""The time over which requests of this ingress and of all are counted."""
+_PRIOR_REQUESTS: Final = 8.0
+"""So many requests count as this ingress's own before the first report, so that a few others mean little."""
+MAX_FACTOR: Final = 64.0
 
 
 class ReportingEngine(Protocol):
@@ -332,6 +336,31 @@ class _Family:
         self.steps.put(key, None)
         self.is_prefill.pop(key, None)
         self._sum -= self._shares.pop(key, 0.0)
+
+
+class AllIngresses:
+    """The ratio of the requests that engines get from all ingresses to those that they get from this one.
+
+    Ingresses see the same reports, and choose by the same rule. So one that sends a request to an engine has to expect
+    that the others do the same at the same time: otherwise all would send to the engine that was idle when it reported.
+    """
+
+    def __init__(self) -> None:
+        """Assume that there is no other ingress."""
+        self._num_own = self._num_all = 0.0
+        self._at_s = -math.inf
+
+    def note(self, num_own: int, num_all: int, now_s: float) -> None:
+        """Count requests that an engine has taken since its last report: this ingress's own, and those of all."""
+        kept = math.exp(-max(now_s - self._at_s, 0.0) / _REQUESTS_MEMORY_S)
+        self._at_s = now_s
+        self._num_own = kept * self._num_own + max(num_own, 0)
+        self._num_all = kept * self._num_all + max(num_all, num_own, 0)
+
+    @property
+    def factor(self) -> float:
+        """For how many requests of all ingresses one of this ingress stands: 1 to MAX_FACTOR."""
+        return min((self._num_all + _PRIOR_REQUESTS) / (self._num_own + _PRIOR_REQUESTS), MAX_FACTOR)
 
 
 def queue_seconds(work: EngineWork, num_tokens: float) -> float:
