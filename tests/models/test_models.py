@@ -26,7 +26,7 @@ def test_the_page_has_a_row_for_every_model_type() -> None:
     assert sorted(rows_on_page()) == list(MODEL_TYPES)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_page_says_the_truth_about_all() -> None:
     assert PAGE.read_text(encoding="utf-8").endswith(render(try_all(MODEL_TYPES))), "run `make models`"

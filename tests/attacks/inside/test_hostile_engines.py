@@ -102,7 +102,8 @@ async def test_an_ingress_outlives_every_message_of_an_engine(size: str) -> None
             how = next((end for end in ENDS if end in ended), ended)
             outcomes[how] = outcomes.get(how, 0) + 1
     assert set(outcomes) <= set(ENDS), outcomes
-    assert outcomes.get("the session broke", 0) < NUM_SESSIONS[size] / 50, outcomes
+    # The engine's stream ends behind its last message, sometimes before the request has been sent.
+    assert outcomes.get("the session broke", 0) <= max(2, NUM_SESSIONS[size] // 50), outcomes
     assert refused.counts() == {"malformed engine message": outcomes[MALFORMED]}
 
 
