@@ -60,8 +60,11 @@ def _let_logs_go_up() -> None:
 _FORKING: Final = ("faults/", "actors/test_multi_rank_engine.py", "kv_transfer/transports/test_tcp_processes.py")
 """They start processes by tests.fork_server, which takes 6 s of processor time itself."""
 _ONE_CLUSTER: Final = ("integration/serve/",)
+_APART: Final = ("simulated_gpu/test_simulated_gpu.py",)
+"""Each of their tests takes minutes in a process of its own."""
 _FIRST: Final = (
     *("soak/test_soak.py", "integration/test_ray_nodes.py", *_ONE_CLUSTER, "chaos/test_chaos.py"),
+    *_APART,
     *_FORKING,
 )
 
@@ -91,6 +94,8 @@ class _Together(LoadFileScheduling):  # type: ignore[misc]  # it has no types
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
+        if file.removeprefix("tests/").startswith(_APART):
+            return nodeid
         shared = (files for files in (_FORKING, _ONE_CLUSTER) if file.removeprefix("tests/").startswith(files))
         return next(shared, (file,))[0]
 

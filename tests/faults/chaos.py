@@ -252,7 +252,7 @@ class ChaosRun:
             async with self._calls[switch.engine_id]:
                 await asyncio.to_thread(process.call, "set_role", switch.role.value)
         except (EOFError, OSError, CallFailed):
-            assert not process.is_alive
+            await process.wait_dead()
             return
         self._engines.session(process).set_descriptor(process.descriptor)
 
