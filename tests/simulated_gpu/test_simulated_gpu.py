@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 CHECKED = Path(__file__).with_name("checked.py")
+FEATURES = Path(__file__).with_name("checked_features.py")
 _TIMEOUT_S = 580
 
 
@@ -41,6 +42,12 @@ def test_every_dense_family_runs_on_it() -> None:
     run_on_simulated_gpu(
         str(CHECKED), "-k", "TestFamilies or TestExperts or TestAdapters or TestReport or TestHandoff or TestWaits"
     )
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_images_grammars_and_adapters_run_on_it() -> None:
+    run_on_simulated_gpu(str(FEATURES))
 
 
 # Left out: ranks on a GPU talk over NCCL, which this device has not.

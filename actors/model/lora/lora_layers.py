@@ -13,6 +13,7 @@ from actors.model.lora.adapter_weights import ModuleWeights
 from actors.model.lora.lora_step import LoraStep, SharedPart
 from actors.model.lora.targets import LoraTarget
 from actors.model.tensor_parallel.split_layers import RowParallelLinear
+from kv_transfer.device_kind import pin_for
 
 
 class LoraContext:
@@ -60,8 +61,9 @@ class LoraLayer:
         rank = 0 if weights is None else len(weights.a)
         self._ranks[slot] = rank
         if weights is not None:
-            self._a[first : first + rank] = weights.a
-            self._b[first : first + rank] = weights.b
+            device = self._a.device
+            self._a[first : first + rank].copy_(pin_for(device, weights.a), non_blocking=True)
+            self._b[first : first + rank].copy_(pin_for(device, weights.b), non_blocking=True)
         self._a[first + rank : first + self._max_rank] = 0
 
     def _on_output(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

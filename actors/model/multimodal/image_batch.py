@@ -20,6 +20,8 @@ from actors.core.requests.multimodal import EMBEDDINGS, EncoderInput, MultiModal
 from actors.errors import IntegrityError
 from actors.model.input_batch import StepInputs
 from actors.model.multimodal.positions import GridPositions
+from actors.model.uploads import upload
+from kv_transfer.device_kind import pin_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,8 @@ class ImageBatch:
                 if embeds is None:
                     # The token ids have a batch dimension of 1 as in the model's own forward pass, where prompt
                     # embeddings are inserted too.
-                    input_ids = torch.from_numpy(token_ids).to(self._model.device)[None]
-                    embeds = self._model.get_input_embeddings()(input_ids)[0]
+                    (input_ids,) = upload([token_ids], self._model.device)
+                    embeds = self._model.get_input_embeddings()(input_ids[None])[0]
                 image = self._embeddings[feature.encoder_key]
                 where = slice(span.start + begin - span.first, span.start + end - span.first)
                 embeds[where] = image[begin - feature.offset : end - feature.offset]
@@ -136,7 +138,10 @@ def encode_image(model: PreTrainedModel, image: EncoderInput) -> Tensor:
 
     Returns [num_embeds, hidden_size] in the model's dtype. Embeddings that another engine has computed are used as is.
     """
-    arrays = {name: _unpack(array).to(model.device) for name, array in image.arrays.items()}
+    arrays = {
+        name: pin_for(model.device, _unpack(array)).to(model.device, non_blocking=True)
+        for name, array in image.arrays.items()
+    }
     if (made := arrays.get(EMBEDDINGS)) is not None:
         return made.to(model.dtype)
     parts: Sequence[Tensor] = model.get_image_features(**arrays).pooler_output  # type: ignore[operator]  # nn.Module's attributes are untyped
