@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated, Final, TypeAlias
 
 from msgspec import Meta
@@ -41,7 +42,9 @@ def merge_link_loads(loads: Iterable[LinkLoad]) -> tuple[LinkLoad, ...]:
 
     loads: of the links between single ranks; links to the same peer send at the same time, so their bandwidths add up
     """
-    by_peer: dict[str, LinkLoad] = {}
+    loads, by_peer = tuple(loads), dict[str, LinkLoad]()
+    if len({load.peer for load in loads}) == len(loads):
+        return _most_queued(loads)
     for load in loads:
         before = by_peer.get(load.peer, LinkLoad(load.peer))
         by_peer[load.peer] = LinkLoad(
@@ -50,5 +53,9 @@ def merge_link_loads(loads: Iterable[LinkLoad]) -> tuple[LinkLoad, ...]:
             before.bytes_per_s + load.bytes_per_s,
             max(before.round_trip_s, load.round_trip_s),
         )
+    return _most_queued(by_peer.values())
+
+
+def _most_queued(loads: Iterable[LinkLoad]) -> tuple[LinkLoad, ...]:
     # The sort is stable: among links with the same bytes, those that were named first stay first.
-    return tuple(sorted(by_peer.values(), key=lambda load: -load.num_queued_bytes)[:MAX_LINK_LOADS])
+    return tuple(sorted(loads, key=attrgetter("num_queued_bytes"), reverse=True)[:MAX_LINK_LOADS])

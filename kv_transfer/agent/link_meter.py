@@ -26,7 +26,11 @@ _MAX_PEERS: Final = 1024
 
 @dataclass(slots=True)
 class _Peer:
-    """A peer's rank. mean_bytes, mean_s: moving averages over its chunks, of their sizes and of their times."""
+    """A peer's rank.
+
+    mean_bytes, mean_s: moving averages over its chunks, of their sizes and of their times
+    load:               the newest load that was made of these figures; None once they have changed
+    """
 
     engine_id: str
     num_queued_bytes: int = 0
@@ -34,6 +38,7 @@ class _Peer:
     mean_bytes: float = 0.0
     mean_s: float = 0.0
     round_trip_s: float = 0.0
+    load: LinkLoad | None = None
 
     @property
     def bytes_per_s(self) -> float:
@@ -46,6 +51,8 @@ class LinkMeter:
     def __init__(self) -> None:
         self._peers: OrderedDict[str, _Peer] = OrderedDict()
         """The peer that was used last comes last."""
+        self._loads: tuple[LinkLoad, ...] | None = ()
+        """The newest answer of loads(); None once it has changed."""
 
     def queue(self, name: str, engine_id: str, num_bytes: int) -> None:
         """Count bytes that this rank has taken on for a peer; a negative number if it need not send them any more.
@@ -56,6 +63,7 @@ class LinkMeter:
         if peer is None:
             peer = self._peers[name] = _Peer(engine_id)
         peer.num_queued_bytes += num_bytes
+        peer.load = self._loads = None
         self._peers.move_to_end(name)
         if len(self._peers) > _MAX_PEERS:
             self._forget_one()
@@ -75,6 +83,7 @@ class LinkMeter:
         rate = max(_RATE, 1 / peer.num_chunks)
         peer.mean_bytes += rate * (num_bytes - peer.mean_bytes)
         peer.mean_s += rate * (seconds - peer.mean_s)
+        peer.load = self._loads = None
 
     def on_round_trip(self, name: str, seconds: float) -> None:
         """Take in the time that an answer of a peer took. Unknown peers are ignored."""
@@ -82,16 +91,22 @@ class LinkMeter:
         if peer is not None:
             is_shorter = peer.round_trip_s <= 0 or seconds < peer.round_trip_s
             peer.round_trip_s += (1.0 if is_shorter else _RISE) * (seconds - peer.round_trip_s)
+            peer.load = self._loads = None
 
     def loads(self) -> tuple[LinkLoad, ...]:
         """Return the loads of the links between this rank and those that it used last, the latest first."""
-        return tuple(
-            LinkLoad(peer.engine_id, peer.num_queued_bytes, peer.bytes_per_s, peer.round_trip_s)
-            for peer in islice(reversed(self._peers.values()), MAX_LINK_LOADS)
-        )
+        if self._loads is None:
+            self._loads = tuple([_load_of(peer) for peer in islice(reversed(self._peers.values()), MAX_LINK_LOADS)])
+        return self._loads
 
     def _forget_one(self) -> None:
         """Forget the peer that has been used least recently, of those for which nothing is queued."""
         idle = next((name for name, peer in self._peers.items() if not peer.num_queued_bytes), None)
         if idle is not None:
             del self._peers[idle]
+
+
+def _load_of(peer: _Peer) -> LinkLoad:
+    if peer.load is None:
+        peer.load = LinkLoad(peer.engine_id, peer.num_queued_bytes, peer.bytes_per_s, peer.round_trip_s)
+    return peer.load

@@ -228,6 +228,8 @@ class EmbeddingTransfers:
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline by the engine's clock, in seconds; None if there is none."""
+        if not (self._queued or self._loading or self._wants):
+            return None
         loading = (fetch for key, fetch in self._loading.items() if key not in self._cancelled)
         deadlines = [fetch.deadline_s for fetch in (*self._queued, *loading)]
         return min([*deadlines, *(wanted.deadline_s for wanted in self._wants.values())], default=None)

@@ -51,6 +51,11 @@ class PrefixLoads:
         self._steps: deque[tuple[int, float]] = deque()
         self._last_step_s = 0.0
 
+    @property
+    def has_sources(self) -> bool:
+        """Whether prefixes can come from elsewhere."""
+        return self._sources is not None
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._num_local_blocks
 

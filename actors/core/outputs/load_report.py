@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
-
-import numpy as np
 
 from actors.config import SchedulerConfig
 from actors.core.outputs.scheduler_stats import LoadReport, PrefixCacheStats
@@ -70,35 +68,34 @@ class LoadMeter:
         transfers: Transfers,
         rows: RunningRows,
         prefix_cache: PrefixCacheStats,
+        num_taken: int = 0,
     ) -> LoadReport:
         """Return the load.
 
         requests:  all unfinished requests, by id
         transfers: requests whose KV comes from elsewhere, which only count as decodes to come, and the links
         rows:      the running requests
+        num_taken: requests that the engine has got, if the caller knows it: from one ingress, and so from all
         """
         self._note_lookups(prefix_cache)
         self._number += 1
         loading, stats = transfers.loading, transfers.transfer_stats
-        num_waiting_tokens, coming = 0, []
-        for request_id, request in requests.items():
+        running = _running_work(rows)
+        num_waiting_tokens, coming = 0, running.coming
+        # Most engines have no other requests than those that run, most of the time.
+        for request_id, request in requests.items() if len(requests) > len(rows) else ():
             if request_id in rows:
                 continue
             if request_id not in loading:
                 num_waiting_tokens += request.num_tokens - request.num_computed_tokens
             if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
                 coming.append(request.num_tokens)
-        is_running = rows.epochs > 0
-        num_missing = np.where(is_running, np.maximum(rows.num_prompt - rows.num_computed, 0), 0)
-        decodes = is_running & (num_missing == 0)
-        computing = rows.requests[is_running & (num_missing > 0) & ~rows.is_producer].tolist()
-        coming += [request.num_tokens for request in computing if request.pooling_params is None]
         return LoadReport(
             number=self._number,
             num_waiting_tokens=round(num_waiting_tokens * (1 - self._found)),
-            num_prefill_tokens=int(num_missing.sum()),
-            num_decodes=int(decodes.sum()),
-            num_decode_context_tokens=int(rows.num_computed[decodes].sum()),
+            num_prefill_tokens=running.num_prefill_tokens,
+            num_decodes=running.num_decodes,
+            num_decode_context_tokens=running.num_context_tokens,
             num_free_blocks=self.block_pool.num_free_blocks,
             num_blocks=self.block_pool.num_blocks,
             block_size=self.block_size,
@@ -106,6 +103,8 @@ class LoadMeter:
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_num_seqs=self.config.max_num_seqs,
             links=() if stats is None else merge_link_loads(stats.link_loads),
+            num_taken_requests=num_taken,
+            num_taken_from_all=num_taken,
             num_coming_decodes=len(coming),
             num_coming_context_tokens=sum(coming),
         )
@@ -119,3 +118,32 @@ class LoadMeter:
             self._found = kept * self._found + (1 - kept) * min(max(found, 0.0), 1.0)
         self._num_lookups, self._num_queried = stats.requests, stats.queries
         self._num_found = stats.hits + stats.loaded
+
+
+@dataclass(frozen=True, slots=True)
+class _RunningWork:
+    """The work of the running requests, as LoadReport counts it. coming: the tokens of each decode to come"""
+
+    num_prefill_tokens: int = 0
+    num_decodes: int = 0
+    num_context_tokens: int = 0
+    coming: list[int] = field(default_factory=list)
+
+
+def _running_work(rows: RunningRows) -> _RunningWork:
+    if not len(rows):
+        return _RunningWork()
+    live = rows.epochs.nonzero()[0]
+    num_computed = rows.num_computed[live]
+    num_missing = rows.num_prompt[live] - num_computed
+    is_computing = num_missing > 0
+    if not is_computing.any():
+        return _RunningWork(0, len(live), int(num_computed.sum()))
+    decodes = ~is_computing
+    computing = rows.requests[live[is_computing & ~rows.is_producer[live]]].tolist()
+    return _RunningWork(
+        int(num_missing[is_computing].sum()),
+        int(decodes.sum()),
+        int(num_computed[decodes].sum()),
+        [request.num_tokens for request in computing if request.pooling_params is None],
+    )

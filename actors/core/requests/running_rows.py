@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from kv_transfer.params import TransferRole
 MAX_STOP_TOKENS = 8
 """The most stop tokens that fit into the arrays; a request with more of them is checked on its own."""
 _NO_TOKEN = -1
+NO_ROWS: Final = np.zeros(0, dtype=np.int64)
+"""An array of no rows, which nobody changes."""
+NO_ROWS.setflags(write=False)
 
 
 class RunningRows:
@@ -121,6 +125,8 @@ class RunningRows:
 
         The other requests are in the order of admission, but those with draft tokens come first.
         """
+        if not self.by_id:
+            return NO_ROWS, []
         num_missing = self.num_expected - self.num_computed
         is_due = (num_missing > 0) & (self.num_expected < self.max_num_tokens)
         # Computing the prompt's last token is not plain decoding: an image's placeholder may stand there.

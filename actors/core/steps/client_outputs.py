@@ -52,7 +52,12 @@ class ClientOutputs:
         token_ids: np.ndarray,
     ) -> None:
         """Add the new tokens of requests that got one token each and go on. All arrays are [num_requests]."""
-        for client in sorted(set(client_index.tolist())):
+        clients = sorted(set(client_index.tolist()))
+        if len(clients) == 1:
+            tokens = DecodedTokens(req_ids.tolist(), attempts.tolist(), positions.tolist(), token_ids.tolist())
+            self._of(clients[0]).decoded = tokens
+            return
+        for client in clients:
             own = client_index == client
             self._of(client).decoded = DecodedTokens(
                 req_ids[own].tolist(), attempts[own].tolist(), positions[own].tolist(), token_ids[own].tolist()

@@ -46,6 +46,8 @@ class RunningScheduler:
     def _grow_steady(self, step: Step) -> None:
         """Give a block to each steady row whose last one is full."""
         rows = self._rows
+        if not len(step.steady_rows):
+            return
         is_full = rows.num_computed[step.steady_rows] == rows.num_slots[step.steady_rows]
         growing = step.steady_rows[is_full]
         if len(growing) > self._kv.block_pool.num_free_blocks:

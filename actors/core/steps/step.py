@@ -21,7 +21,7 @@ from actors.core.outputs.scheduler_output import (
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
-from actors.core.requests.running_rows import RunningRows
+from actors.core.requests.running_rows import NO_ROWS, RunningRows
 from actors.core.steps.chunk_budget import StepChunkBudget
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.steps import ProducerProgress
@@ -70,7 +70,7 @@ class Step:
     now_s: float
     encoder: EncoderStep = field(default_factory=lambda: EncoderStep(EncoderCacheManager(0), 0))
     chunks: StepChunkBudget | None = None
-    steady_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    steady_rows: np.ndarray = field(default_factory=lambda: NO_ROWS)
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
     new_block_ids: dict[int, list[int]] = field(default_factory=dict)
     spec_token_ids: dict[str, list[int]] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class Step:
             batch=batch,
             scheduled_new_reqs=new,
             scheduled_resumed_reqs=resumed,
-            total_num_scheduled_tokens=int(batch.num_new_tokens.sum()),
+            total_num_scheduled_tokens=batch.num_plain + sum(self.num_scheduled_tokens.values()),
             finished_req_ids=finished_req_ids,
             preempted_req_ids=set(self.preempted),
             scheduled_spec_decode_tokens=self.spec_token_ids,
@@ -217,6 +217,8 @@ class Step:
     def _build_batch(self, rows: RunningRows, others: list[Request]) -> StepBatch:
         num_plain = len(self.steady_rows)
         indices = self.steady_rows
+        if not others and not num_plain:
+            return StepBatch([], NO_ROWS, NO_ROWS, 0, NO_ROWS, NO_ROWS, NO_ROWS, self._list_grown(rows))
         if others:
             indices = np.concatenate([indices, np.array([request.row for request in others], dtype=np.int64)])
         num_new_tokens = np.ones(len(indices), dtype=np.int64)
@@ -242,12 +244,13 @@ class Step:
         ]
         return np.array(grown, dtype=np.int64).T if grown else NOTHING_GROWN
 
-    @staticmethod
-    def _advance(rows: RunningRows, batch: StepBatch, *, may_run_ahead: bool) -> None:
+    def _advance(self, rows: RunningRows, batch: StepBatch, *, may_run_ahead: bool) -> None:
         indices = batch.rows
+        if not len(indices):
+            return
         num_computed = batch.num_computed_tokens + batch.num_new_tokens
         rows.num_computed[indices] = num_computed
-        if may_run_ahead:
+        if may_run_ahead and self.config.overlap:
             # A request whose last token is in the step gets a new one, and may go on from it before the token is known.
             gets_token = rows.runs_ahead[indices] & (num_computed == rows.num_expected[indices])
             rows.num_expected[indices] += gets_token

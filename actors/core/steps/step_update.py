@@ -54,6 +54,8 @@ class StepUpdate:
         self, batch: StepBatch, drafts: Mapping[str, list[int]], model_output: ModelRunnerOutput, now_s: float
     ) -> list[Ending]:
         """Take in a step, and return the requests that it ends. drafts: what the step verified, by request id."""
+        if not len(batch):
+            return []
         token_ids = model_output.token_ids_of(batch.req_ids)
         endings = self._take_plain(batch, token_ids)
         results = _Results(batch, token_ids, drafts, model_output, now_s)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from kv_transfer.agent import link_meter
@@ -94,3 +96,21 @@ def test_peers_without_work_are_forgotten_before_the_table_grows(monkeypatch: py
 def test_no_more_links_are_reported_than_a_report_may_have() -> None:
     meter = meter_of(*map(str, range(MAX_LINK_LOADS + 5)))
     assert [load.peer for load in meter.loads()] == [str(number) for number in range(MAX_LINK_LOADS + 4, 4, -1)]
+
+
+def test_loads_are_made_anew_only_for_what_has_changed() -> None:
+    meter = meter_of("d", "e")
+    before = meter.loads()
+    assert meter.loads() is before
+    changes: list[Callable[[], None]] = [
+        lambda: meter.queue("d", "d", 10),
+        lambda: meter.on_chunk_sent("d", MIB, 1.0, was_computed=True),
+        lambda: meter.on_round_trip("d", 0.001),
+    ]
+    for change in changes:
+        change()
+        after = meter.loads()
+        assert after[0].peer == "d"
+        assert after != before
+        assert after[1] is next(load for load in before if load.peer == "e")
+        before = after
