@@ -217,11 +217,13 @@ class CostRouter:
     ) -> Iterator[Placement[EngineT]]:
         """Yield the placements that are worth comparing, with their costs."""
         compared = [Compared(fleet, group, facts, cached) for group in fleet.groups]
+        has_adapter, adapter_s = request.lora is not None, 0.0
         for one in compared:
             one.choose(draw)
             for index in one.alone:
                 prompt, decoding, engine = one.prompt(index), one.decoding(index), one.group.engines[index]
-                adapter_s = self._adapter_s(request, prompt, engine)
+                if has_adapter:
+                    adapter_s = self._adapter_s(request, prompt, engine)
                 total_s = alone_total(facts, prompt, decoding, adapter_s)
                 yield Placement(total_s, None, engine, prompt, decoding, adapter_s)
         by_group = {id(one.group): one for one in compared}
@@ -233,7 +235,8 @@ class CostRouter:
                         if other.group.ranks[number] <= rank:
                             continue
                         decoding, consumer = other.decoding(number), other.group.engines[number]
-                        adapter_s = self._adapter_s(request, prompt, engine, consumer)
+                        if has_adapter:
+                            adapter_s = self._adapter_s(request, prompt, engine, consumer)
                         total_s = pair_total(facts, prompt, decoding, adapter_s)
                         yield Placement(total_s, engine, consumer, prompt, decoding, adapter_s)
 

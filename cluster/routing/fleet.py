@@ -18,7 +18,7 @@ from cluster.routing.base import EngineT
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from cluster.routing.load_book import EngineWork, LoadBook
 from cluster.routing.pairing import find_refusal
-from cluster.routing.route_cost import RequestFacts, decode_cost, prompt_cost
+from cluster.routing.route_cost import RequestFacts, usual_costs
 
 NUM_CANDIDATES: Final = 2
 """The engines compared for each use, besides those that have the prefix: the cheapest one, and others drawn."""
@@ -65,9 +65,7 @@ class EngineGroup(Generic[EngineT]):
         work = self.works[index]
         assert work.prediction is not None, "engines without predictions are not compared by cost"
         self._queue_end_s[index] = work.queue_end_s
-        prompt, decode = prompt_cost(usual, work, work.prediction, 0), decode_cost(usual, work, work.prediction)
-        prompt_s = prompt.seconds + prompt.inflicted_s
-        decode_s = decode.seconds + decode.inflicted_s + decode.blocks_wait_s
+        prompt_s, decode_s = usual_costs(usual, work, work.prediction)
         # Of engines that cost the same, each is the cheapest one for a while: the next change of its work draws again.
         self._draw = (self._draw * 1103515245 + 12345) % (1 << 31)
         alike = 1 + _TINY * self._draw

@@ -22,12 +22,13 @@ import time
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
-from weakref import WeakSet
+from weakref import ref
 
 from actors.core.outputs.scheduler_stats import LoadReport
 from actors.costs.step_cost_model import StepCostModel
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.routing.step_prediction import StepFamily, StepPrediction
+from kv_transfer.link_load import LinkLoad
 
 DEFAULT_BATCHED_TOKENS: Final = 2048
 DEFAULT_BLOCK_SIZE: Final = 16
@@ -145,6 +146,8 @@ class EngineWork:
     max_num_seqs: int = 0
     prompt_share: float = 0.0
     links: dict[str, Link] = field(default_factory=dict)
+    """The links that this ingress has looked at since the report, with what it has sent on them since."""
+    reported_links: dict[str, LinkLoad] = field(default_factory=dict)
     reported_at_s: float = float("-inf")
     report: LoadReport = field(default_factory=LoadReport)
     session: ReportingEngine | None = None
@@ -155,7 +158,10 @@ class EngineWork:
 
     def link_to(self, consumer: str) -> Link:
         """Return what is known of the link to a consumer."""
-        return self.links.get(consumer, _UNKNOWN_LINK)
+        if (link := self.links.get(consumer)) is None:
+            reported = self.reported_links.get(consumer)
+            link = self.links[consumer] = _UNKNOWN_LINK if reported is None else _link_of(reported)
+        return link
 
     def sent_since(self) -> list[_Sent]:
         """Return the requests that the newest report does not count."""
@@ -181,11 +187,11 @@ class LoadBook:
         self._family_of: dict[EngineKey, _Family] = {}
         self._all_ingresses = AllIngresses()
         # A router that nobody uses any more, as its model version has left, is not kept for this.
-        self._watchers: WeakSet[Watcher] = WeakSet()
+        self._watchers: list[ref[Watcher]] = []
 
     def watch(self, watcher: Watcher) -> None:
         """Tell the watcher whenever the work of an engine has changed. The book does not keep the watcher alive."""
-        self._watchers.add(watcher)
+        self._watchers = [*(known for known in self._watchers if known() is not None), ref(watcher)]
 
     def work_of(self, engine: EngineDescriptor) -> EngineWork:
         """Return the work of an engine, which changes as reports come; of an unknown one, that of an idle engine."""
@@ -223,7 +229,8 @@ class LoadBook:
             if work.session is not None:
                 work.sent.clear()
             work.session, work.report = session, LoadReport()
-        if session.step_costs != work.step_costs or work.prediction is None:
+        is_new = session.step_costs is not work.step_costs and session.step_costs != work.step_costs
+        if is_new or work.prediction is None:
             work.step_costs = session.step_costs
             family = self._family_of[work.key]
             family.steps.put(work.key, session.step_costs)
@@ -266,7 +273,7 @@ class LoadBook:
         if work.prediction is not None and 0 < elapsed_s < math.inf and num_tokens > 0:
             # Without the decodes, which would take their time anyway.
             share = work.prediction.prefill_steps(num_tokens, 0, 0, 0, _CHUNK).seconds / elapsed_s
-        family.is_prefill[work.key] = session.descriptor.role is EngineRole.PREFILL
+        family.note_role(work.key, session.descriptor.role)
         family.note_share(work.key, share, min(elapsed_s / _SHARE_MEMORY_S, 1.0))
         work.prompt_share = min(family.share(work.key), MAX_PROMPT_SHARE)
 
@@ -281,14 +288,7 @@ class LoadBook:
         work.kv_bytes_per_token = report.kv_bytes_per_token
         work.max_num_batched_tokens = report.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
         work.max_num_seqs = report.max_num_seqs
-        work.links = {
-            link.peer: Link(
-                link.num_queued_bytes,
-                link.bytes_per_s or DEFAULT_BYTES_PER_S,
-                link.round_trip_s or DEFAULT_ROUND_TRIP_S,
-            )
-            for link in report.links
-        }
+        work.links, work.reported_links = {}, {link.peer: link for link in report.links}
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens
         sent_s = sum(one.factor * one.work.prefill_s for one in work.sent_since())
@@ -305,8 +305,9 @@ class LoadBook:
             _add(work, one)
 
     def _tell(self, work: EngineWork) -> None:
-        for watcher in self._watchers:
-            watcher.update(work)
+        for known in self._watchers:
+            if (watcher := known()) is not None:
+                watcher.update(work)
 
 
 class _Family:
@@ -314,9 +315,16 @@ class _Family:
 
     def __init__(self) -> None:
         self.steps = StepFamily()
-        self.is_prefill: dict[EngineKey, bool] = {}
+        self._is_prefill: dict[EngineKey, bool] = {}
+        self._num_prefill = 0
         self._shares: dict[EngineKey, float] = {}
         self._sum = 0.0
+
+    def note_role(self, key: EngineKey, role: EngineRole) -> None:
+        """Take in an engine's role."""
+        is_prefill = role is EngineRole.PREFILL
+        self._num_prefill += is_prefill - self._is_prefill.get(key, False)
+        self._is_prefill[key] = is_prefill
 
     def note_share(self, key: EngineKey, share: float, weight: float) -> None:
         """Take a measured part of time into an engine's average. weight: how much it counts, 0 to 1"""
@@ -327,14 +335,14 @@ class _Family:
     def share(self, key: EngineKey) -> float:
         """Return the part of its time that an engine is taken to spend on prompts."""
         own = self._shares.get(key, 0.0)
-        if not self.is_prefill.get(key, False):
+        if not self._is_prefill.get(key, False):
             return own
-        return max(own, self._sum / sum(self.is_prefill.values()))
+        return max(own, self._sum / self._num_prefill)
 
     def forget(self, key: EngineKey) -> None:
         """Forget an engine that has left."""
         self.steps.put(key, None)
-        self.is_prefill.pop(key, None)
+        self._num_prefill -= self._is_prefill.pop(key, False)
         self._sum -= self._shares.pop(key, 0.0)
 
 
@@ -372,6 +380,12 @@ def queue_seconds(work: EngineWork, num_tokens: float) -> float:
     decodes = work.num_decodes, work.num_context_tokens
     one_step = work.prediction.prefill_steps(size, 0, *decodes, work.max_num_batched_tokens + work.num_decodes)
     return one_step.seconds * num_tokens / size
+
+
+def _link_of(load: LinkLoad) -> Link:
+    return Link(
+        load.num_queued_bytes, load.bytes_per_s or DEFAULT_BYTES_PER_S, load.round_trip_s or DEFAULT_ROUND_TRIP_S
+    )
 
 
 def _add(work: EngineWork, one: _Sent) -> None:

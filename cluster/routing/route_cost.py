@@ -23,6 +23,8 @@ from cluster.routing.step_prediction import StepPrediction
 
 _LOGISTIC: Final = math.sqrt(3) / math.pi
 """A logistic distribution with the standard deviation 1 has this scale."""
+_MIN_SCALE_S: Final = 1e-9
+_MAX_EXPONENT: Final = 50.0
 _PENALTY: Final = 10.0
 """A missed aim costs this many times the time in which the whole answer would have met its aims."""
 
@@ -156,6 +158,23 @@ def decode_cost(facts: RequestFacts, work: EngineWork, prediction: StepPredictio
     return DecodeCost(work, num_cached, wait_s, room_s, num_output * step_s, step_s, inflicted_s, penalty_s)
 
 
+def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPrediction) -> tuple[float, float]:
+    """Return the seconds that a request without aims and without a cached prefix costs an engine, waits left out.
+
+    They are those for its prompt, PromptCost.seconds + inflicted_s, and those for its decoding, DecodeCost.seconds +
+    inflicted_s + blocks_wait_s, which are computed here without making the two objects.
+    """
+    num_decodes, num_context, num_output = work.num_decodes, work.num_context_tokens, facts.num_output_tokens
+    steps = prediction.prefill_steps(facts.num_tokens, 0, num_decodes, num_context, work.max_num_batched_tokens)
+    bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + (facts.num_tokens + num_output / 2))
+    step_s = bare_step_s / (1 - work.prompt_share)
+    inflicted_s = 0.0
+    if num_decodes:
+        inflicted_s = num_output * num_decodes * (bare_step_s - prediction.decode_step_s(num_decodes, num_context))
+    decode_s = num_output * step_s + inflicted_s + _wait_for_room(facts, work, step_s)
+    return steps.seconds + num_decodes * steps.added_s, decode_s
+
+
 def alone_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adapter_s: float = 0.0) -> float:
     """Return the cost of one engine that does all of it."""
     ttft_s = prompt.wait_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
@@ -259,7 +278,7 @@ def _wait_for_room(facts: RequestFacts, work: EngineWork, step_s: float) -> floa
 def _penalty(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, ttft_s: float, itl_s: float) -> float:
     if facts.ttft_s is None and facts.itl_s is None:
         return 0.0
-    missed = _miss(ttft_s, facts.ttft_s, _prediction(prompt.work).prefill_sigma)
+    missed = _miss(ttft_s, facts.ttft_s, prompt.sigma)
     missed += _miss(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma)
     return facts.penalty_s * missed + prompt.penalty_s + decode.penalty_s
 
@@ -268,8 +287,13 @@ def _miss(predicted_s: float, aim_s: float | None, sigma: float) -> float:
     """Return the probability that a time exceeds an aim; sigma: the relative standard deviation of the prediction."""
     if aim_s is None:
         return 0.0
-    scale = max(sigma * predicted_s, 1e-9) * _LOGISTIC
-    return 1 / (1 + math.exp(min(max((aim_s - predicted_s) / scale, -50.0), 50.0)))
+    scale = sigma * predicted_s
+    exponent = (aim_s - predicted_s) / ((max(_MIN_SCALE_S, scale)) * _LOGISTIC)
+    if exponent > _MAX_EXPONENT:
+        exponent = _MAX_EXPONENT
+    elif exponent < -_MAX_EXPONENT:
+        exponent = -_MAX_EXPONENT
+    return 1 / (1 + math.exp(exponent))
 
 
 def _prediction(work: EngineWork) -> StepPrediction:

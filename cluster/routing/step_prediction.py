@@ -33,6 +33,7 @@ _SHAPES: Final = {
 """The steps at which two models of one kind are compared."""
 _FEATURES: Final = {kind: [float(one) for one in features_of_shapes([shape])[0]] for kind, shape in _SHAPES.items()}
 _STEP, _TOKEN, _HINGE = 0, 1, 2
+_NUMBERED_HINGES: Final = tuple(enumerate(HINGES, _HINGE))
 _DECODE: Final = _HINGE + len(HINGES)
 _DECODE_CONTEXT, _PREFILL, _PREFILL_CONTEXT, _PAIR = range(_DECODE + 1, _DECODE + 5)
 
@@ -199,7 +200,7 @@ class StepFamily:
 
 def _tokens_s(costs: Coefficients, num_tokens: float) -> float:
     seconds = costs[_TOKEN] * num_tokens
-    for number, hinge in enumerate(HINGES, _HINGE):
+    for number, hinge in _NUMBERED_HINGES:
         if num_tokens <= hinge:
             break
         seconds += costs[number] * (num_tokens - hinge)

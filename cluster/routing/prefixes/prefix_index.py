@@ -290,7 +290,7 @@ class PrefixIndex:
         change: returns the new holders, taken once; None removes the block. It is called once for each old holder set
         is_use: whether the blocks are the most recently used ones now
         """
-        shards, num_shards, sets = self._shards, len(self._shards), self._sets
+        shards, num_shards, sets, most = self._shards, len(self._shards), self._sets, self._max_shard_blocks
         changed: dict[HolderSet | None, HolderSet | None] = {}
         for key in keys:
             shard = shards[key % num_shards]
@@ -305,12 +305,12 @@ class PrefixIndex:
             if old is not None:
                 del shard[key]
             if new is not None:
-                new.num_uses += 1
+                new.num_uses += new is not old
                 shard[key] = new
-                if len(shard) > self._max_shard_blocks:
+                if len(shard) > most:
                     oldest = next(iter(shard))
                     sets.release(shard.pop(oldest))
-            if old is not None:
+            if old is not None and new is not old:
                 sets.release(old)
         for new in changed.values():
             if new is not None:

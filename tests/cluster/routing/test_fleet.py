@@ -1,9 +1,12 @@
 from collections import Counter
 from dataclasses import replace
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from cluster.routing.fleet import NUM_CANDIDATES, Fleet, Use
 from cluster.routing.load_book import LoadBook, SentWork
-from cluster.routing.route_cost import RequestFacts
+from cluster.routing.route_cost import RequestFacts, decode_cost, prompt_cost
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
 from kv_transfer.links.link_compatibility import PairingFacts
 from tests.cluster.routing.cost_setup import Clock, FakeEngine, engine
@@ -61,3 +64,39 @@ def test_a_fleet_is_sure_once_each_engine_can_be_predicted() -> None:
     unsure.reports()
     book.note_report(unsure)
     assert fleet.is_sure
+
+
+@given(
+    loads=st.lists(
+        st.tuples(st.sampled_from(["prefill", "decode", "both"]), st.integers(0, 100), st.integers(0, 50_000)),
+        min_size=NUM_CANDIDATES + 1,
+        max_size=60,
+    ),
+    draw=st.integers(0, (1 << 64) - 1),
+    later_s=st.floats(0.0, 5.0),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_engine_that_the_arrays_find_cheapest_is_the_cheapest_one_by_one(
+    loads: list[tuple[str, int, int]], draw: int, later_s: float
+) -> None:
+    engines = [
+        engine(f"{role}-{number}", num_decodes=num_decodes, num_waiting_tokens=num_waiting)
+        for number, (role, num_decodes, num_waiting) in enumerate(loads)
+    ]
+    fleet, book = _fleet(*engines)
+    [group], now_s = fleet.groups, book.clock() + later_s
+
+    def cost_s(index: int, use: Use) -> float:
+        work = group.works[index]
+        assert work.prediction is not None
+        prompt, decode = prompt_cost(_USUAL, work, work.prediction, 0), decode_cost(_USUAL, work, work.prediction)
+        of_prompt = prompt.seconds + prompt.inflicted_s if use is not Use.DECODE else 0.0
+        of_decode = decode.seconds + decode.inflicted_s + decode.blocks_wait_s if use is not Use.PROMPT else 0.0
+        return max(work.queue_end_s, now_s) + of_prompt + of_decode
+
+    for use, chosen in zip(Use, group.candidates(now_s, draw), strict=True):
+        able = [index for index in range(len(engines)) if group.is_for[use][index]]
+        assert bool(chosen) == bool(able)
+        if len(able) > NUM_CANDIDATES:
+            assert cost_s(chosen[0], use) <= (1 + 1e-6) * min(cost_s(index, use) for index in able)
+        assert set(chosen) <= set(able)

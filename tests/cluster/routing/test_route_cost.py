@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.load_book import EngineWork, Link
-from cluster.routing.route_cost import RequestFacts, decode_cost, fetch_s, prompt_cost, terms
+from cluster.routing.route_cost import RequestFacts, decode_cost, fetch_s, prompt_cost, terms, usual_costs
 from cluster.routing.step_prediction import StepPrediction
 from tests.cluster.routing.cost_setup import COEFFICIENTS
 
@@ -133,3 +133,39 @@ def test_others_that_miss_their_aim_because_of_the_request_are_in_the_penalty() 
     work = _work(num_decodes=10, num_context_tokens=10_000)
     lone, beside = (_alone(one, RequestFacts(1024, 100, None, 0.006, 50.0)) for one in (_work(), work))
     assert beside.miss_penalty_s > 10 * lone.miss_penalty_s
+
+
+_NUMBERS = st.floats(0, 300)
+
+
+@given(
+    num_decodes=st.one_of(st.just(0.0), _NUMBERS),
+    num_context_tokens=st.floats(0, 1e7),
+    num_free_blocks=st.floats(-100, 1000),
+    prompt_share=st.floats(0, 0.8),
+    max_num_seqs=st.sampled_from([0, 64, 256]),
+    num_tokens=st.integers(1, 100_000),
+    num_output_tokens=st.floats(1, 2000),
+)
+def test_the_costs_of_a_usual_request_are_those_of_a_prompt_and_of_its_decoding(
+    num_decodes: float,
+    num_context_tokens: float,
+    num_free_blocks: float,
+    prompt_share: float,
+    max_num_seqs: int,
+    num_tokens: int,
+    num_output_tokens: float,
+) -> None:
+    work = _work(
+        num_decodes=num_decodes,
+        num_context_tokens=num_context_tokens,
+        num_free_blocks=num_free_blocks,
+        prompt_share=prompt_share,
+        max_num_seqs=max_num_seqs,
+    )
+    facts = RequestFacts(num_tokens, num_output_tokens)
+    prompt, decode = prompt_cost(facts, work, _STEPS, 0), decode_cost(facts, work, _STEPS)
+    assert usual_costs(facts, work, _STEPS) == (
+        prompt.seconds + prompt.inflicted_s,
+        decode.seconds + decode.inflicted_s + decode.blocks_wait_s,
+    )
