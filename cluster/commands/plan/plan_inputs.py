@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,26 +12,20 @@ import msgspec
 
 from actors.config import SchedulerConfig
 from actors.costs.cost_file import CostFileRefused, CostIdentity, load_cost_model
-from actors.costs.step_cost_fit import StepCostFit
 from actors.costs.step_cost_model import StepCostModel
-from actors.costs.step_shape import StepShape
 from cluster.errors import InvalidConfig
 from cluster.planning.engine_work import EngineSpeed, speed_of_model
 from cluster.planning.offered_load import OfferedRequest
+from cluster.simulation.fitted_costs import fit_step_costs
 from cluster.simulation.timing.gpu_data_sheets import find_data_sheet
 from cluster.simulation.timing.model_shape import read_model_shape
 from cluster.simulation.timing.model_size import read_model_size
 from cluster.simulation.timing.op_tables import read_op_tables
 from cluster.simulation.timing.rank_exchange import RankLayout
 from cluster.simulation.timing.roofline import WARNING, RooflineStepTimes
-from cluster.simulation.timing.step_times import StepTimes
 from cluster.traces.trace_request import BLOCK_TOKENS, TraceRequest
 
 _BITS: Final = 8
-_FIT_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_FIT_CHUNKS: Final = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
-_FIT_CONTEXTS: Final = (64, 1024, 8192)
-_FIT_ROUNDS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +64,12 @@ def read_speed(source: SpeedSource, scheduler: SchedulerConfig) -> tuple[EngineS
             raise InvalidConfig("--op-tables", ["needs --shape, a file with the model's shape"])
         shape = read_model_shape(source.shape)
         tables = read_op_tables(source.op_tables, shape, RankLayout(tensor_parallel_size=source.num_ranks))
-        model = fit_costs(tables, scheduler)
+        model = fit_step_costs(tables, scheduler)
         return _speed(model, source, scheduler, shape.num_kv_tokens, shape.kv_bytes_per_token()), ""
     guess = _guess(source)
     if guess is None:
         raise InvalidConfig("plan", ["give --cost-model, or --op-tables, or --model together with --gpu"])
-    model = fit_costs(guess, scheduler)
+    model = fit_step_costs(guess, scheduler)
     return _speed(model, source, scheduler, guess.num_kv_tokens, guess.size.kv_bytes_per_token), WARNING
 
 
@@ -91,15 +85,6 @@ def read_cost_model(path: Path) -> StepCostModel:
         raise InvalidConfig(f"--cost-model {path}", [f"it is no saved cost model: {error}"]) from error
     except CostFileRefused as error:
         raise InvalidConfig("--cost-model", [str(error)]) from error
-
-
-def fit_costs(step_times: StepTimes, scheduler: SchedulerConfig) -> StepCostModel:
-    """Fit a cost model to steps of the sizes that an engine with this scheduler takes."""
-    fit = StepCostFit()
-    for _ in range(_FIT_ROUNDS):
-        for shape in _shapes(scheduler):
-            fit.observe(shape, step_times.step_s(shape))
-    return fit.model()
 
 
 def offered_requests(
@@ -155,15 +140,3 @@ def _speed(
         kv_bytes_per_token=kv_bytes_per_token,
         link_bytes_per_s=source.link_gbit_per_s * 1e9 / _BITS,
     )
-
-
-def _shapes(scheduler: SchedulerConfig) -> Iterator[StepShape]:
-    batches = [size for size in _FIT_BATCHES if size <= scheduler.max_num_seqs]
-    chunks = [size for size in _FIT_CHUNKS if size < scheduler.max_num_batched_tokens]
-    for context in _FIT_CONTEXTS:
-        yield from (StepShape(batch, batch, batch * context) for batch in batches)
-        for chunk in (*chunks, scheduler.max_num_batched_tokens):
-            pairs = chunk * (context + chunk / 2)
-            yield StepShape(chunk, 0, 0, 1, context, pairs)
-            yield StepShape(chunk, 0, 0, 1, 0, chunk * chunk / 2)
-            yield from (StepShape(chunk + batch, batch, batch * context, 1, context, pairs) for batch in batches[::2])

@@ -15,6 +15,10 @@ from actors.costs.step_shape import HINGES, Floats, StepShape
 class StepTimes(Protocol):
     """The durations of an engine's steps. Every method is a function of its arguments: equal steps take equal times."""
 
+    def __hash__(self) -> int:
+        """Return a hash, as what follows from equal durations is computed once."""
+        ...
+
     def step_s(self, shape: StepShape) -> float:
         """Return the seconds that a step takes, more than 0."""
         ...

@@ -17,3 +17,15 @@ def test_routers_get_the_model_that_steps_follow(config: SchedulerConfig) -> Non
     assert fitted.num_drifts == 0
     for shape in (StepShape(4, 4, 4000), StepShape(8, num_prefills=1, num_prefill_pairs=32)):
         assert fitted.seconds(shape) == pytest.approx(3 * COSTS.seconds(shape), rel=0.01)
+
+
+def test_the_largest_steps_are_fitted_whatever_their_size() -> None:
+    times = ModelStepTimes(COSTS)
+    fitted = fit_step_costs(times, SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=3000))
+
+    for shape in (
+        StepShape(32, 32, 32 * 500),
+        StepShape(3000, 0, 0, 1, 0, 4_500_000),
+        StepShape(520, 8, 8000, 1, 0, 131_072),
+    ):
+        assert fitted.seconds(shape) == pytest.approx(times.step_s(shape), rel=0.03)

@@ -11,16 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from actors.config import SchedulerConfig
 from actors.costs.cost_file import CostIdentity, save_cost_model
 from actors.costs.step_cost_model import Residuals, StepCostModel
-from actors.costs.step_shape import StepShape
 from cluster.cli import app
-from cluster.commands.plan.plan_inputs import fit_costs, offered_requests, read_cost_model
+from cluster.commands.plan.plan_inputs import offered_requests, read_cost_model
 from cluster.commands.plan.plan_report import manifests_command
 from cluster.errors import InvalidConfig
 from cluster.planning.fleet_counts import FleetCounts
-from cluster.simulation.timing.step_times import ModelStepTimes
 from cluster.traces.trace_request import TraceRequest
 from tests.cluster.planning.plan_setup import COSTS
 
@@ -116,16 +113,6 @@ def test_a_prefix_that_the_cache_still_holds_is_cached() -> None:
     assert [one.num_cached_tokens for one in offered_requests(trace, 4)] == [0, 1023, 512, 0, 512]
     assert [one.num_cached_tokens for one in offered_requests(trace, 100)] == [0, 1023, 512, 0, 1023]
     assert [one.arrived_at_s for one in offered_requests(trace, 100, rate_scale=2.0)] == [0.0, 0.5, 1.0, 1.5, 2.0]
-
-
-def test_a_fit_to_steps_predicts_these_steps() -> None:
-    fitted = fit_costs(ModelStepTimes(MODEL), SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=2048))
-    for shape in (
-        StepShape(32, 32, 32 * 500),
-        StepShape(1000, 0, 0, 1, 0, 500_000),
-        StepShape(520, 8, 8000, 1, 0, 131_072),
-    ):
-        assert fitted.seconds(shape) == pytest.approx(MODEL.seconds(shape), rel=0.03)
 
 
 def test_the_command_names_what_differs_from_a_plain_cluster() -> None:
