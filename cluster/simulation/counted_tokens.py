@@ -7,11 +7,17 @@ tokens, and a hasher reads the hashes from it. A prompt of 100 000 tokens takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Final, SupportsIndex, overload
 
+import numpy as np
+
+from actors.core.outputs.model_runner_output import NO_TOKEN
+from actors.core.outputs.scheduler_output import StepBatch
 from actors.core.requests.block_hash import PUBLIC_KEY, BlockHash, BlockHasher, ExtraKeys
+from actors.core.requests.request import Request
+from actors.costs.step_shape import Ints
 from cluster.simulation.workloads.workload_request import HASHED_TOKENS
 
 TOKEN: Final = 0
@@ -19,6 +25,8 @@ TOKEN: Final = 0
 _OWN: Final = 1 << 59
 """Marks the keys of blocks that no other request has. Indexes keep 60 bits of a key."""
 _BLOCKS_BITS: Final = 22
+_WHOLE: Final = bytes(8)
+"""The second half of the hash of a whole block."""
 
 
 class PromptIdentity:
@@ -28,18 +36,28 @@ class PromptIdentity:
     block_hashes: see WorkloadRequest
     """
 
-    __slots__ = ("block_hashes", "num_prompt_tokens", "number")
+    __slots__ = ("_hashed_size", "_prompt_hashes", "block_hashes", "num_prompt_tokens", "number")
 
     def __init__(self, number: int, num_prompt_tokens: int, block_hashes: tuple[int, ...]) -> None:
         self.number = number
         self.num_prompt_tokens = num_prompt_tokens
         self.block_hashes = block_hashes
+        self._hashed_size = 0
+        self._prompt_hashes: list[BlockHash] = []
 
     def key(self, block: int, block_size: int) -> int:
         """Return the key of a block: the workload's if the whole block is in the prompt, else one of its own."""
         if block < len(self.block_hashes) and (block + 1) * block_size <= self.num_prompt_tokens:
             return self.block_hashes[block]
         return _OWN | self.number << _BLOCKS_BITS | block
+
+    def prompt_hashes(self, block_size: int) -> list[BlockHash]:
+        """Return the hashes of the prompt's full blocks, which are made once, for the router and all engines."""
+        if self._hashed_size != block_size:
+            self._hashed_size = block_size
+            blocks = range(self.num_prompt_tokens // block_size)
+            self._prompt_hashes = [self.key(block, block_size).to_bytes(8, "little") + _WHOLE for block in blocks]
+        return self._prompt_hashes
 
 
 class CountedTokens(list[int]):
@@ -112,8 +130,10 @@ class WorkloadHasher(BlockHasher):
         """Append the hashes of the full blocks that block_hashes does not have yet."""
         assert isinstance(token_ids, CountedTokens), "a simulated request has counted tokens"
         identity, size = token_ids.identity, self.block_size
-        blocks = range(len(block_hashes), len(token_ids) // size)
-        block_hashes.extend([_hash_of(identity.key(block, size)) for block in blocks])
+        first, last = len(block_hashes), len(token_ids) // size
+        known = identity.prompt_hashes(size)
+        block_hashes += known[first:last]
+        block_hashes += [_hash_of(identity.key(block, size)) for block in range(max(first, len(known)), last)]
 
     def name_all(self, token_ids: Sequence[int], keys: ExtraKeys) -> BlockHash:
         """Return a hash of what the request is."""
@@ -130,6 +150,20 @@ class WorkloadHasher(BlockHasher):
         if not num_left or num_full >= len(hashes):
             return None
         return _hash_of(hashes[num_full], num_left)
+
+
+def sampled_tokens(batch: StepBatch, requests: Mapping[str, Request]) -> Ints:
+    """Return a token for each request of a step all of whose tokens are computed, [num_requests, 1].
+
+    requests: the engine's, by id; those of the step that are not among them have ended
+    """
+    tokens = np.full((len(batch), 1), TOKEN, dtype=np.int64)
+    for index in range(batch.num_plain, len(batch)):
+        request = requests.get(batch.req_ids[index])
+        num_computed = int(batch.num_computed_tokens[index] + batch.num_new_tokens[index])
+        if request is not None and num_computed < request.num_tokens:
+            tokens[index] = NO_TOKEN
+    return tokens
 
 
 def check_block_size(block_size: int, *, has_hashes: bool) -> None:

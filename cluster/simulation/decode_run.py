@@ -3,7 +3,8 @@
 As long as all that a scheduler has is requests that decode one token a step, and none of them ends, a step changes
 little: counters grow, a row whose last block is full gets a block, and a block that was filled gets its name in the
 prefix cache. A run does this for k steps, to the same objects and in the same order as k calls of schedule() and
-update_from_output() would; tests hold that nothing distinguishes the two.
+update_from_output() would; tests hold that nothing distinguishes the two. If the last step completes a request, it is
+scheduled here, and taken in by update_from_output() itself.
 
 Invariant: num_taken <= num_scheduled <= num_taken + 1. In the middle of a step it is counted as scheduled, and its
 tokens have not come.
@@ -11,10 +12,12 @@ tokens have not come.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
 
+from actors.core.outputs.scheduler_output import NOTHING_GROWN, SchedulerOutput, StepBatch
 from actors.core.scheduler import Scheduler
 from actors.costs.step_shape import Floats, Ints, StepShape
 from cluster.simulation.counted_tokens import CountedTokens
@@ -47,10 +50,12 @@ class DecodeRun:
         # A cumulative sum adds one number after the other, as a clock does.
         self.ends_s: Floats = np.cumsum(np.concatenate(([begin_s], seconds)))[1:]
         self.num_scheduled = self.num_taken = 0
+        self._num_steps_to_end = int((rows.max_num_tokens[self._indices] - rows.num_expected[self._indices]).min())
         self._first_step = scheduler.stats.num_steps
         self._changes = self._list_changes(num_computed, num_steps)
         self._num_changes = 0
         self._num_ends_taken = 0
+        self._advanced_at_s = -math.inf
 
     def _list_changes(self, num_computed: Ints, num_steps: int) -> list[tuple[int, bool, int]]:
         """Return what happens to blocks: (step, whether a block is named and not added, row), in order."""
@@ -72,12 +77,15 @@ class DecodeRun:
 
     def end_after_step_at(self, now_s: float) -> None:
         """Let the run end with the step that is under way: something else is due."""
-        num_over = int(np.searchsorted(self.ends_s, now_s, side="right"))
+        num_over = int(self.ends_s.searchsorted(now_s, side="right"))
         self.ends_s = self.ends_s[: num_over + 1]
 
     def advance_to(self, now_s: float) -> None:
         """Bring the scheduler into the state that it has at this time, in the middle of a step."""
-        num_over = min(int(np.searchsorted(self.ends_s, now_s, side="right")), self.num_steps - 1)
+        if now_s == self._advanced_at_s:
+            return
+        self._advanced_at_s = now_s
+        num_over = min(int(self.ends_s.searchsorted(now_s, side="right")), self.num_steps - 1)
         self._advance(num_over + 1, num_over)
 
     def finish(self) -> None:
@@ -87,6 +95,28 @@ class DecodeRun:
     def take_last(self) -> None:
         """Take in the last step's tokens."""
         self._advance(self.num_steps, self.num_steps)
+
+    @property
+    def completes_one(self) -> bool:
+        """Whether the last step completes a request, if that was not ended meanwhile."""
+        return self.num_steps >= self._num_steps_to_end
+
+    def last_step(self) -> SchedulerOutput:
+        """Return the last step as schedule() would have; to be called after finish(), in place of take_last()."""
+        rows = self._rows
+        is_live = rows.epochs[self._indices] == self._epochs
+        indices = self._indices[is_live]
+        batch = StepBatch(
+            req_ids=rows.req_ids[indices].tolist(),
+            rows=indices,
+            epochs=self._epochs[is_live],
+            num_plain=len(indices),
+            num_new_tokens=np.ones(len(indices), dtype=np.int64),
+            num_computed_tokens=rows.num_computed[indices] - 1,
+            num_output_tokens=rows.num_expected[indices] - rows.num_prompt[indices],
+            grown=NOTHING_GROWN,
+        )
+        return SchedulerOutput(batch, [], set(), step_index=self._first_step + self.num_steps)
 
     def take_ends(self) -> Floats:
         """Return the ends of the steps whose tokens were taken in since the last call."""
@@ -137,6 +167,21 @@ class DecodeRun:
                 rows.num_slots[row] += self._scheduler.block_size
 
 
+def has_work(scheduler: Scheduler, connector: SchedulerSide, now_s: float) -> bool:
+    """Return whether schedule() has anything to do. If not, it would return an empty step, and change nothing.
+
+    connector: the scheduler's
+    """
+    remote = scheduler.remote
+    # Requests that wait for other engines are in no queue.
+    if len(scheduler.requests) > len(remote.loading) + len(remote.blocked_producers):
+        return True
+    if scheduler.finished_req_ids or connector.has_news or remote.embeddings or remote.prefix_loads.has_sources:
+        return True
+    deadline_s = scheduler.next_deadline()
+    return deadline_s is not None and deadline_s <= now_s
+
+
 def num_free_steps(scheduler: Scheduler, connector: SchedulerSide, max_steps: int) -> int:
     """Return how many steps can be taken at once from now on; 0 if something else than decodes is due.
 
@@ -150,8 +195,8 @@ def num_free_steps(scheduler: Scheduler, connector: SchedulerSide, max_steps: in
     decodes = (num_expected - num_computed == 1) & (num_computed >= rows.num_prompt[indices]) & rows.is_plain[indices]
     if not decodes.all():
         return 0
-    # In the step after these, the first request ends.
-    num_steps = min(int((rows.max_num_tokens[indices] - num_expected).min()) - 1, max_steps)
+    # The last of these steps completes a request.
+    num_steps = min(int((rows.max_num_tokens[indices] - num_expected).min()), max_steps)
     if num_steps < MIN_STEPS:
         return 0
     size = scheduler.block_size

@@ -152,7 +152,7 @@ class SharedNetwork:
 
     def _rate(self, flow: Flow) -> float:
         sender, receiver = self._interfaces.get(flow.sender), self._interfaces.get(flow.receiver)
-        if sender is None or receiver is None or self.is_cut(flow.sender, flow.receiver):
+        if sender is None or receiver is None or (self._apart and self.is_cut(flow.sender, flow.receiver)):
             return 0.0
         return self._links.bytes_per_s / max(len(sender.sent), len(receiver.received), 1)
 

@@ -7,6 +7,7 @@ sleeps until something comes.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,29 +20,32 @@ from actors.core.blocks.kv_events import KVEventBatch
 from actors.core.loads.transfer_parts import TransferParts
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.outputs.load_report import LoadMeter
-from actors.core.outputs.model_runner_output import NO_TOKEN, ModelRunnerOutput
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.outputs.scheduler_stats import LoadReport
 from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
 from actors.core.scheduler import Scheduler
 from actors.costs.step_cost_model import StepCostModel
-from actors.costs.step_shape import Floats, StepShape
+from actors.costs.step_shape import StepShape
 from actors.sessions.block_messages import CachedBlocks
 from actors.sessions.block_reports import BlockReports
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec
-from cluster.simulation.counted_tokens import TOKEN, WorkloadHasher
-from cluster.simulation.decode_run import DecodeRun, num_free_steps
+from cluster.simulation.counted_tokens import WorkloadHasher, sampled_tokens
+from cluster.simulation.decode_run import DecodeRun, has_work, num_free_steps
 from cluster.simulation.event_queue import EventQueue
 from cluster.simulation.shared_network import SharedNetwork
 from cluster.simulation.simulated_transfers import Peers, SimulatedTransfers
 from cluster.simulation.simulation_result import EngineTotals
 from cluster.simulation.step_log import StepLog
+from kv_transfer.link_load import LinkLoad
 from kv_transfer.sides.scheduler_side import SchedulerSide
 from kv_transfer.transfer_stats import TransferStats
 
 MAX_RUN_STEPS: Final = 1024
 """The most steps that are taken at once."""
+_NO_TOKENS: Final = np.zeros((0, 1), dtype=np.int64)
+_NO_STEP: Final = SchedulerOutput(StepBatch.empty(), [], set())
 
 Deliver = Callable[["SimulatedEngine", int, EngineCoreOutputs], None]
 
@@ -80,17 +84,18 @@ class SimulatedEngine:
         self.descriptor = EngineDescriptor(spec.engine_id, incarnation, spec.role, f"{spec.engine_id}:1")
         self.log = StepLog()
         self.is_dead = False
-        self.busy_s = 0.0
         self._around = around
         self._events = around.events
         self._hasher = WorkloadHasher(spec.block_size)
         self._num_taken: Counter[int] = Counter()
+        self._link_loads: tuple[LinkLoad, ...] = ()
         self._slowness = 1.0
         self._stopped_until_s = 0.0
         self._version = 0
-        self._begun_s = 0.0
         self._is_waking = False
         self._is_interrupted = False
+        self._alarm_s = math.inf
+        """When _ring() is due, as the scheduler has a deadline then."""
         self._under_way: SchedulerOutput | None = None
         self._run: DecodeRun | None = None
         cluster = around.cluster
@@ -105,25 +110,13 @@ class SimulatedEngine:
             on_progress=self._wake,
         )
         self._connector = SchedulerSide(cluster.kv_transfer, spec.block_size)
-        parts = TransferParts(
-            connector=self._connector, config=cluster.kv_transfer, kv_bytes_per_token=cluster.kv_bytes_per_token
-        )
-        # Steps of a cost model are those of engines that overlap; to schedule one ahead would count that twice.
-        config = spec.scheduler.model_copy(update={"overlap": False})
-        self.scheduler = Scheduler(
-            config,
-            CacheConfig(block_size=spec.block_size),
-            spec.num_blocks,
-            spec.max_model_len,
-            transfers=parts,
-            clock=around.events.clock,
-        )
+        self.scheduler = _scheduler_of(spec, cluster, self._connector, around.events.clock)
         budget = self.scheduler.chunk_budget
         budget.set_aim(spec.itl_s)
         budget.set_role(spec.role.value)
         budget.use_model(step_costs)
         pool = self.scheduler.kv_cache_manager.block_pool
-        self._meter = LoadMeter(config, pool, spec.block_size, cluster.kv_bytes_per_token)
+        self._meter = LoadMeter(self.scheduler.config, pool, spec.block_size, cluster.kv_bytes_per_token)
 
     @property
     def is_stopped(self) -> bool:
@@ -136,7 +129,7 @@ class SimulatedEngine:
         stats = self.scheduler.make_stats()
         return EngineTotals(
             self.descriptor.engine_id,
-            busy_s=self.busy_s,
+            busy_s=self.log.busy_s,
             served_s=served_s,
             num_steps=stats.num_steps,
             num_prompt_tokens=stats.num_prompt_tokens_computed,
@@ -182,12 +175,15 @@ class SimulatedEngine:
         return None if request is None else request.num_output_tokens
 
     def load_report(self) -> LoadReport:
-        """Return the engine's load, without num_taken_requests."""
+        """Return the engine's load, with the requests of all ingresses as num_taken_requests."""
         self._advance()
-        scheduler = self.scheduler
-        scheduler.remote.transfer_stats = TransferStats(link_loads=self.transfers.link_loads())
+        scheduler, links = self.scheduler, self.transfers.link_loads()
+        if links is not self._link_loads:
+            self._link_loads = links
+            scheduler.remote.transfer_stats = TransferStats(link_loads=links)
         prefix = scheduler.kv_cache_manager.prefix_cache_stats
-        return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, prefix)
+        num_taken = self._num_taken.total()
+        return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, prefix, num_taken)
 
     def num_taken_from(self, ingress: int) -> int:
         """Return how many requests of an ingress were taken in."""
@@ -253,23 +249,40 @@ class SimulatedEngine:
         while True:
             if self._around.fast_forward and self._begin_run():
                 return
+            if not has_work(scheduler, self._connector, now_s):
+                if not self.transfers.has_output or not self._take_reports(_NO_STEP):
+                    break
+                continue
             output = scheduler.schedule()
             metadata = output.kv_connector_metadata
             if metadata is not None and not metadata.is_empty():
                 self.transfers.start_step(metadata)
             if output.total_num_scheduled_tokens:
-                self._under_way, self._begun_s = output, now_s
+                self._under_way = output
+                self.log.begin(now_s)
                 seconds = self._slowness * self.spec.step_times.step_s(_shape_of(output.batch))
                 self._end_at(now_s + seconds)
                 return
-            reports = self.transfers.take_output()
-            outputs = scheduler.update_from_output(output, ModelRunnerOutput([], [], kv_connector_output=reports))
-            self._deliver(outputs)
-            if output.is_empty() and not outputs and reports is None:
+            if not self._take_reports(output) and output.is_empty():
                 break
         deadline_s = scheduler.next_deadline()
-        if deadline_s is not None:
-            self._events.at(max(deadline_s, now_s), self._awake)
+        if deadline_s is not None and deadline_s < self._alarm_s:
+            self._alarm_s = max(deadline_s, now_s)
+            self._events.at(self._alarm_s, self._ring)
+
+    def _ring(self) -> None:
+        """Wake at a deadline. Only the earliest one that was asked for counts: _begin() asks for the next one."""
+        if self._events.now_s == self._alarm_s:
+            self._alarm_s = math.inf
+            self._awake()
+
+    def _take_reports(self, output: SchedulerOutput) -> bool:
+        """Take in a step that computes nothing, and what transfers report. Returns whether anything came of it."""
+        reports = self.transfers.take_output()
+        results = ModelRunnerOutput([], _NO_TOKENS, kv_connector_output=reports)
+        outputs = self.scheduler.update_from_output(output, results)
+        self._deliver(outputs)
+        return bool(outputs) or reports is not None
 
     def _begin_run(self) -> bool:
         """Begin many decode steps at once, if nothing else is due."""
@@ -282,7 +295,8 @@ class SimulatedEngine:
         if deadline_s is not None:
             # The first step that begins at the deadline, or later, has more to do.
             run.end_after_step_at(np.nextafter(deadline_s, 0.0))
-        self._begun_s, self._is_interrupted = self._events.now_s, False
+        self.log.begin(self._events.now_s)
+        self._is_interrupted = False
         self._end_at(float(run.ends_s[-1]))
         return True
 
@@ -303,7 +317,7 @@ class SimulatedEngine:
         """Bring the scheduler to the present, and let a run go on."""
         if self._run is not None and not self.is_dead:
             self._run.advance_to(self._events.now_s)
-            self._note_ends(self._run.take_ends())
+            self.log.add_all(self._run.take_ends())
 
     def _end_at(self, time_s: float) -> None:
         self._version += 1
@@ -327,51 +341,33 @@ class SimulatedEngine:
         assert output is not None, "a step that ends has begun"
         if output.kv_connector_metadata is not None:
             self.transfers.finish_step(output.kv_connector_metadata)
+        self.log.add(self._events.now_s)
+        self._take_in(output)
+
+    def _take_in(self, output: SchedulerOutput) -> None:
+        """Take in a step that has computed, and what transfers report."""
         reports = self.transfers.take_output()
-        results = ModelRunnerOutput(output.batch.req_ids, self._sample(output.batch), kv_connector_output=reports)
-        self._note_end(self._events.now_s)
+        tokens = sampled_tokens(output.batch, self.scheduler.requests)
+        results = ModelRunnerOutput(output.batch.req_ids, tokens, kv_connector_output=reports)
         self._deliver(self.scheduler.update_from_output(output, results))
 
     def _end_run(self, run: DecodeRun) -> None:
-        run.finish()
         self._run = None
-        self._note_ends(run.take_ends())
-        self._note_end(self._events.now_s)
+        run.finish()
+        self.log.add_all(run.take_ends())
+        self.log.add(self._events.now_s)
+        if run.completes_one:
+            self._take_in(run.last_step())
+            return
         if not self._is_interrupted:
             run.take_last()
             return
         # What has happened meanwhile is taken in before the last step's tokens, as update_from_output() does.
         self.scheduler.kv_cache_manager.end_step(run.free_step() + 1)
-        outputs = self.scheduler.update_from_output(
-            SchedulerOutput(StepBatch.empty(), [], set()),
-            ModelRunnerOutput([], [], kv_connector_output=self.transfers.take_output()),
-        )
+        results = ModelRunnerOutput([], _NO_TOKENS, kv_connector_output=self.transfers.take_output())
+        outputs = self.scheduler.update_from_output(_NO_STEP, results)
         run.take_last()
         self._deliver(outputs)
-
-    def _note_end(self, end_s: float) -> None:
-        self.busy_s += end_s - self._begun_s
-        self._begun_s = end_s
-        self.log.add(end_s)
-
-    def _note_ends(self, ends_s: Floats) -> None:
-        """Note that steps have ended, of which the first began when the step before it ended, or at _begun_s."""
-        if len(ends_s):
-            seconds = np.diff(ends_s, prepend=self._begun_s)
-            # A cumulative sum adds one number after the other, as single steps do.
-            self.busy_s = float(np.cumsum(np.concatenate(([self.busy_s], seconds)))[-1])
-            self._begun_s = float(ends_s[-1])
-            self.log.add_all(ends_s)
-
-    def _sample(self, batch: StepBatch) -> np.ndarray:
-        """Return a token for each request all of whose tokens are computed, [num_requests, 1]."""
-        tokens = np.full((len(batch), 1), TOKEN, dtype=np.int64)
-        for index in range(batch.num_plain, len(batch)):
-            request = self.scheduler.requests.get(batch.req_ids[index])
-            num_computed = int(batch.num_computed_tokens[index] + batch.num_new_tokens[index])
-            if request is not None and num_computed < request.num_tokens:
-                tokens[index] = NO_TOKEN
-        return tokens
 
     def _deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for ingress, found in outputs.items():
@@ -379,9 +375,21 @@ class SimulatedEngine:
                 self._around.deliver(self, ingress, found)
 
 
+def _scheduler_of(
+    spec: EngineSpec, cluster: ClusterSpec, connector: SchedulerSide, clock: Callable[[], float]
+) -> Scheduler:
+    parts = TransferParts(
+        connector=connector, config=cluster.kv_transfer, kv_bytes_per_token=cluster.kv_bytes_per_token
+    )
+    # Steps of a cost model are those of engines that overlap; to schedule one ahead would count that twice.
+    config, cache = spec.scheduler.model_copy(update={"overlap": False}), CacheConfig(block_size=spec.block_size)
+    return Scheduler(config, cache, spec.num_blocks, spec.max_model_len, transfers=parts, clock=clock)
+
+
 def report_for(report: LoadReport, engine: SimulatedEngine, ingress: int) -> LoadReport:
     """Return an engine's report as one ingress gets it."""
-    return replace(report, num_taken_requests=engine.num_taken_from(ingress))
+    num_taken = engine.num_taken_from(ingress)
+    return report if num_taken == report.num_taken_requests else replace(report, num_taken_requests=num_taken)
 
 
 def _shape_of(batch: StepBatch) -> StepShape:

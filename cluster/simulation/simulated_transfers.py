@@ -142,6 +142,11 @@ class SimulatedTransfers:
         for progress in metadata.progress:
             self._progress(progress, progress.num_computed_tokens_after)
 
+    @property
+    def has_output(self) -> bool:
+        """Whether anything has happened since the last take_output()."""
+        return bool(self._reports)
+
     def take_output(self) -> KVConnectorOutput | None:
         """Return what has happened since the last call; None if nothing has."""
         if not self._reports:

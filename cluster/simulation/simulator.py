@@ -12,10 +12,13 @@ works while its step runs.
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.costs.step_cost_model import StepCostModel
@@ -32,6 +35,8 @@ from cluster.simulation.simulated_ingress import SimulatedIngress, SimulatedSess
 from cluster.simulation.simulated_transfers import SimulatedTransfers
 from cluster.simulation.simulation_result import EngineTotals, SimulatedRequest, SimulationResult
 from cluster.simulation.workloads.workload_request import WorkloadRequest
+
+_OBJECTS_BEFORE_COLLECTION: Final = 100_000
 
 
 def simulate(
@@ -56,7 +61,25 @@ def simulate(
     simulation = Simulation(spec, seed, keep_decisions=keep_decisions, fast_forward=fast_forward)
     for fault in faults:
         simulation.plan_fault(fault)
-    return simulation.run(iter(workload), until_s)
+    with _few_collections():
+        return simulation.run(iter(workload), until_s)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Let the garbage collector run rarely, and leave the cluster's blocks alone, of which there may be millions.
+
+    Nearly all objects of a simulation are freed by their reference counts, as they are in no cycle.
+    """
+    thresholds, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    gc.freeze()
+    gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if not is_frozen:
+            gc.unfreeze()
 
 
 @dataclass(slots=True)
@@ -86,7 +109,6 @@ class Simulation:
         self._network = SharedNetwork(spec.links, self._events)
         self._transfers: dict[EngineKey, SimulatedTransfers] = {}
         self._slots = {one.engine_id: _Slot(number, one) for number, one in enumerate(spec.engines)}
-        self._costs: dict[tuple[int, int, int], StepCostModel] = {}
         self._results: list[SimulatedRequest | None] = []
         self._num_open = 0
         self._is_offered = False
@@ -182,13 +204,9 @@ class Simulation:
         first_s = self._events.now_s + self._random.random() * self._spec.stats_interval_s
         self._events.at(first_s, self._report_again, engine, sessions)
 
-    def _costs_of(self, spec: EngineSpec) -> StepCostModel:
-        if spec.step_costs is not None:
-            return spec.step_costs
-        key = (id(spec.step_times), spec.scheduler.max_num_seqs, spec.scheduler.max_num_batched_tokens)
-        if key not in self._costs:
-            self._costs[key] = fit_step_costs(spec.step_times, spec.scheduler)
-        return self._costs[key]
+    @staticmethod
+    def _costs_of(spec: EngineSpec) -> StepCostModel:
+        return fit_step_costs(spec.step_times, spec.scheduler) if spec.step_costs is None else spec.step_costs
 
     def _report_again(
         self, engine: SimulatedEngine, sessions: Sequence[tuple[SimulatedIngress, SimulatedSession]]

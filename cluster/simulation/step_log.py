@@ -10,6 +10,8 @@ import numpy as np
 from actors.costs.step_shape import Floats
 
 _MAX_ENDS: Final = 8192
+_FEW: Final = 32
+"""Fewer numbers than these are added faster one by one."""
 
 
 class StepLog:
@@ -20,6 +22,9 @@ class StepLog:
     """
 
     def __init__(self) -> None:
+        self.busy_s = 0.0
+        """Seconds in steps."""
+        self._begun_s = 0.0
         self._ends = array("d")
         self._num_forgotten = 0
         self._open: dict[str, int] = {}
@@ -28,14 +33,28 @@ class StepLog:
         """Return how many ends are kept."""
         return len(self._ends)
 
+    def begin(self, now_s: float) -> None:
+        """Note that a step begins, or the first one of several that follow each other."""
+        self._begun_s = now_s
+
     def add(self, end_s: float) -> None:
-        """Note the end of a step."""
+        """Note the end of a step, which began at begin(), or when the one before it ended."""
+        self.busy_s += end_s - self._begun_s
+        self._begun_s = end_s
         self._ends.append(end_s)
         if len(self._ends) > _MAX_ENDS:
             self._forget()
 
     def add_all(self, ends_s: Floats) -> None:
         """Note the ends of several steps."""
+        if len(ends_s) < _FEW:
+            for end_s in ends_s.tolist():
+                self.add(end_s)
+            return
+        seconds = np.diff(ends_s, prepend=self._begun_s)
+        # A cumulative sum adds one number after the other, as single steps do.
+        self.busy_s = float(np.cumsum(np.concatenate(([self.busy_s], seconds)))[-1])
+        self._begun_s = float(ends_s[-1])
         self._ends.frombytes(ends_s.tobytes())
         if len(self._ends) > _MAX_ENDS:
             self._forget()

@@ -21,11 +21,17 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from actors.config import SchedulerConfig
+from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.scheduler import Scheduler
 from cluster.routing.decision import RoutingMode, Way
+from cluster.routing.load_book import AllIngresses
+from cluster.simulation import simulated_engine
+from cluster.simulation.decode_run import has_work
 from cluster.simulation.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
 from cluster.simulation.simulation_result import Outcome, SimulationResult
 from cluster.simulation.simulator import Simulation, simulate
 from cluster.simulation.workloads.workload_request import WorkloadRequest
+from kv_transfer.sides.scheduler_side import SchedulerSide
 from tests.cluster.simulation.simulated_cluster import (
     constant_steps,
     make_cluster,
@@ -207,6 +213,34 @@ def test_shared_prefixes_are_found_in_the_cache() -> None:
     result = simulate(spec, offered, seed=1)
 
     assert [found.num_cached_tokens for found in result.requests] == [0, 1024, 512, 0]
+
+
+def test_an_engine_that_sleeps_has_nothing_to_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked(scheduler: Scheduler, connector: SchedulerSide, now_s: float) -> bool:
+        asked.append(found := has_work(scheduler, connector, now_s))
+        if not found:
+            output = scheduler.schedule()
+            assert output.is_empty()
+            assert scheduler.update_from_output(output, ModelRunnerOutput([], [])) == {}
+        return found
+
+    asked: list[bool] = []
+    spec = replace(make_cluster((*PAIR, "both"), num_blocks=40), restart_s=2.0)
+    faults: list[Fault] = [KillEngine(2.0, "both-2"), Partition(3.0, 9.0, frozenset({"prefill-0"}))]
+    plain = simulate(spec, make_workload(60, 8.0), seed=1, faults=faults)
+    monkeypatch.setattr(simulated_engine, "has_work", checked)
+
+    assert _bytes(simulate(spec, make_workload(60, 8.0), seed=1, faults=faults)) == _bytes(plain)
+    assert set(asked) == {False, True}
+
+
+def test_two_ingresses_hear_of_each_others_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    others: list[int] = []
+    monkeypatch.setattr(AllIngresses, "note", lambda self, num_own, num_all, now_s: others.append(num_all - num_own))
+
+    simulate(replace(make_cluster(["both"]), num_ingresses=2), make_workload(30, 8.0), seed=1)
+
+    assert 20 <= sum(others) <= 30, "each request is told to the other ingress, but for those of the last report"
 
 
 def test_a_workload_out_of_order_is_refused() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cluster.simulation.step_log import StepLog
 
@@ -35,3 +36,22 @@ def test_old_steps_are_forgotten_but_for_those_of_open_requests() -> None:
     assert len(log) < 10
     log.add(60_001.0)
     assert log.close("last", 1).tolist() == [60_000.0, 60_001.0]
+
+
+@pytest.mark.parametrize("num_steps", [3, 100])
+def test_steps_that_come_together_are_as_long_as_those_that_come_one_by_one(num_steps: int) -> None:
+    ends_s = np.cumsum(np.full(num_steps, 0.1)) + 5.0
+    one_by_one, together = StepLog(), StepLog()
+    for log in (one_by_one, together):
+        log.begin(1.0)
+        log.add(1.5)
+        log.begin(5.0)
+    for end_s in ends_s.tolist():
+        one_by_one.add(end_s)
+    together.add_all(ends_s)
+
+    assert together.busy_s == one_by_one.busy_s == pytest.approx(0.5 + num_steps * 0.1)
+    for log in (one_by_one, together):
+        log.open("r")
+        log.add(1000.0)
+        assert log.close("r", 1).tolist() == [ends_s[-1], 1000.0]
