@@ -40,8 +40,6 @@ from kv_transfer.config import KVTransferConfig
 _COSTS: Final = StepCostModel((6e-3, 5e-6, 0.0, 0.0, 4.5e-5, 0.0, 1e-5, 4e-8, 1e-3, 1e-8, 5e-10))
 _NUM_BLOCKS: Final = 820
 _KV_BYTES_PER_TOKEN: Final = 131_072
-_BIN_S: Final = 3.0
-"""The conversation trace has arrivals in bins of so many seconds; they are spread within them."""
 
 
 def main(
@@ -86,7 +84,7 @@ def cluster_of(num_engines: int, mode: RoutingMode) -> ClusterSpec:
 
 def like_trace(rows: list[PlannedRequest], num_requests: int, per_s: float) -> Iterator[WorkloadRequest]:
     """Yield requests of a trace's shape, at so many per second."""
-    duration_s = rows[-1].arrival_s + _BIN_S
+    duration_s = rows[-1].arrival_s * len(rows) / max(len(rows) - 1, 1)
     num_copies = -(-num_requests // len(rows))
     speed = per_s / (num_copies * len(rows) / duration_s)
     highest = max(max(row.blocks, default=0) for row in rows) + 1
@@ -97,12 +95,11 @@ def like_trace(rows: list[PlannedRequest], num_requests: int, per_s: float) -> I
 def _copy(
     rows: list[PlannedRequest], number: int, duration_s: float, speed: float, first_hash: int
 ) -> Iterator[WorkloadRequest]:
-    draw = random.Random(number)
-    arrivals_s = sorted((row.arrival_s + draw.random() * _BIN_S) % duration_s for row in rows)
-    for index, (arrival_s, row) in enumerate(zip(arrivals_s, rows, strict=True)):
+    first = random.Random(number).randrange(len(rows))
+    for index, row in enumerate(rows[first:] + rows[:first]):
         yield WorkloadRequest(
             f"{number}-{index}",
-            arrival_s / speed,
+            (row.arrival_s - rows[first].arrival_s) % duration_s / speed,
             row.num_input_tokens,
             row.num_output_tokens,
             tuple(first_hash + block for block in row.blocks),
