@@ -158,10 +158,10 @@ class BlockingClient:
         )
 
     def explain(
-        self, request_id: str, *, tenant: str | None = None, timeout_s: float | None = None
+        self, request_id: str = "", *, last: int = 0, tenant: str | None = None, timeout_s: float | None = None
     ) -> generate_pb2.ExplainResponse:
         """Return why a request went to its engines and what came true; see GenerateClient.explain()."""
-        return self._run(self._client.explain(request_id, tenant=tenant, timeout_s=timeout_s))
+        return self._run(self._client.explain(request_id, last=last, tenant=tenant, timeout_s=timeout_s))
 
     def status(self, timeout_s: float | None = None) -> admin_pb2.GetStatusResponse:
         """Describe the cluster; see GenerateClient.status()."""

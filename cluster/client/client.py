@@ -199,14 +199,15 @@ class GenerateClient:
                 yield response
 
     async def explain(
-        self, request_id: str, *, tenant: str | None = None, timeout_s: float | None = None
+        self, request_id: str = "", *, last: int = 0, tenant: str | None = None, timeout_s: float | None = None
     ) -> generate_pb2.ExplainResponse:
         """Return why a request went to its engines and what came true, as JSON (docs/routing.md). Raises CallFailed.
 
         request_id: of a request that is in flight or has ended lately at any ingress, or of a call with samples
+        last:       instead of request_id, the number of the last requests, of all ingresses; at most 500
         tenant:     whose request it is; None: the caller's own, and for an operator's token anybody's
         """
-        request = generate_pb2.ExplainRequest(request_id=request_id, tenant=tenant)
+        request = generate_pb2.ExplainRequest(request_id=request_id, last=last, tenant=tenant)
         return await self._single.read(lambda ingress: ingress.generate.Explain, request, timeout_s)
 
     async def embed(self, inputs: Prompts, **options: Unpack[EmbedOptions]) -> embed_pb2.EmbedResponse:

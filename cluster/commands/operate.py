@@ -43,27 +43,37 @@ def status(
 
 def explain(
     request_id: Annotated[
-        str, typer.Argument(help="Id of a request that is in flight or has ended lately, as its answer names it.")
-    ],
+        str,
+        typer.Argument(
+            help="Id of a request that is in flight or has ended lately, as its answer names it; default: the last."
+        ),
+    ] = "",
     address: Address = DEFAULT_ADDRESS,
+    last: Annotated[int, typer.Option(min=1, max=500, help="Number of the last requests, if no id is given.")] = 20,
     tenant: Annotated[
         str | None,
         typer.Option(help="Tenant whose request it is, for operators; default: your own, or any for an operator."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the records as JSON (docs/routing.md).")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print records and phases as JSON (docs/routing.md).")
+    ] = False,
+    perfetto: Annotated[
+        Path | None, typer.Option(help="Write the requests to this file as a trace for ui.perfetto.dev.")
+    ] = None,
     timeout_s: Timeout = 10.0,
 ) -> None:
-    """Show why a request went to its engines, and how long it really took.
+    """Show where the time of a request went, and why it went to its engines.
 
-    For each attempt: the predicted cost of every way, the runner-up, and what
-    came true beside what was predicted. Any ingress can be asked.
+    The phases of the request on a time axis and what took so long; for each
+    attempt the predicted cost of every way, and what came true. Without an id:
+    the last requests, a line for each. Any ingress can be asked.
 
     Example: raypd explain chatcmpl-3f2a
     """
-    from cluster.commands.status.explanation import show_explanation
+    from cluster.commands.status.explanation import Asked, show_explanation
 
-    shown = show_explanation(address, Console(), request_id, tenant=tenant, as_json=as_json, timeout_s=timeout_s)
-    run(lambda: asyncio.run(shown))
+    asked = Asked(request_id, last, tenant, as_json, perfetto)
+    run(lambda: asyncio.run(show_explanation(address, Console(), asked, timeout_s=timeout_s)))
 
 
 def scale(

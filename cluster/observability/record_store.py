@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from cluster.routing.request_record import RequestRecord
@@ -15,6 +16,21 @@ _OVERHEAD_BYTES: Final = 300
 """The memory that a record takes beside its bytes and its names, rounded up."""
 
 _Key: TypeAlias = tuple[str, str]
+_Numbered: TypeAlias = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class KeptRecord:
+    """The record of a request that has ended.
+
+    number: of the record, in the order of the ends; the first one has 1
+    data:   RequestRecord.to_bytes()
+    """
+
+    number: int
+    tenant: str
+    request_id: str
+    data: bytes
 
 
 class RecordStore:
@@ -24,7 +40,8 @@ class RecordStore:
         """Keep nothing yet. max_records: 0 keeps no record at all"""
         self._max_records = max_records
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[_Key, bytes] = OrderedDict()
+        self._kept: OrderedDict[_Key, _Numbered] = OrderedDict()
+        self._num_put = 0
         self.size_bytes = 0
         """The memory of all records, about; never above max_bytes."""
 
@@ -42,20 +59,24 @@ class RecordStore:
             return
         key = record.tenant, record.request_id
         self._drop(key, self._kept.pop(key, None))
-        data = self._kept[key] = record.to_bytes()
-        self.size_bytes += _size_bytes(key, data)
+        self._num_put += 1
+        numbered = self._kept[key] = self._num_put, record.to_bytes()
+        self.size_bytes += _size_bytes(key, numbered)
         while len(self._kept) > self._max_records or self.size_bytes > self._max_bytes:
             self._drop(*self._kept.popitem(last=False))
 
-    def _drop(self, key: _Key, data: bytes | None) -> None:
-        if data is not None:
-            self.size_bytes -= _size_bytes(key, data)
+    def _drop(self, key: _Key, numbered: _Numbered | None) -> None:
+        if numbered is not None:
+            self.size_bytes -= _size_bytes(key, numbered)
 
-    def items(self) -> Iterator[tuple[str, str, bytes]]:
-        """Yield the tenant, the request id and the record of every request, the oldest first."""
-        for (tenant, request_id), data in self._kept.items():
-            yield tenant, request_id, data
+    def items(self) -> Iterator[KeptRecord]:
+        """Yield the record of every request, the oldest first."""
+        return (KeptRecord(number, *key, data) for key, (number, data) in self._kept.items())
+
+    def newest(self) -> Iterator[KeptRecord]:
+        """Yield the record of every request, the newest first."""
+        return (KeptRecord(number, *key, data) for key, (number, data) in reversed(self._kept.items()))
 
 
-def _size_bytes(key: _Key, data: bytes) -> int:
-    return len(data) + len(key[0]) + len(key[1]) + _OVERHEAD_BYTES
+def _size_bytes(key: _Key, numbered: _Numbered) -> int:
+    return len(numbered[1]) + len(key[0]) + len(key[1]) + _OVERHEAD_BYTES

@@ -40,6 +40,7 @@ class RecordWriter:
         self.slo: Slo | None = None
         self.arrived_at_s = arrived_at_s
         self.arrived_s = now_s
+        self.model = ""
         self.request: EngineCoreRequest | None = None
         """The tokenized request, for the request trace; None before it is tokenized."""
         self._ended: list[AttemptRecord] = []
@@ -54,14 +55,16 @@ class RecordWriter:
 
     def begin(self, describe: Describe, now_s: float) -> None:
         """Note that an attempt begins; the one before it has ended. now_s: on the clock of __init__()"""
-        self.fail("")
+        self.fail("", now_s)
         self._describe, self._began_s = describe, now_s - self.arrived_s
 
-    def fail(self, reason: str) -> None:
-        """Note that the newest attempt has ended, and why."""
+    def fail(self, reason: str, now_s: float) -> None:
+        """Note that the newest attempt has ended, and why. now_s: on the clock of __init__()"""
         if self._describe is None:
             return
-        self._ended.append(msgspec.structs.replace(self._describe(self._began_s), failure=reason[:_MAX_FAILURE_CHARS]))
+        described = self._describe(self._began_s)
+        ended_s = now_s - self.arrived_s
+        self._ended.append(msgspec.structs.replace(described, failure=reason[:_MAX_FAILURE_CHARS], ended_s=ended_s))
         self._describe = None
         if len(self._ended) > _MAX_ATTEMPTS:
             del self._ended[1]
@@ -92,6 +95,8 @@ class RecordWriter:
             ttft_aim_s=None if self.slo is None else self.slo.ttft_s,
             itl_aim_s=None if self.slo is None else self.slo.itl_s,
             has_met_aims=_has_met(self.slo, stopwatch),
+            model=self.model,
+            in_flight_s=stopwatch.in_flight_s,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,17 +22,24 @@ MAX_FOUND: Final = 32
 """The most records that one search returns."""
 MAX_FOUND_BYTES: Final = 256 * 1024
 """The most bytes of all records that one search returns."""
+MAX_LAST: Final = 500
+"""The most records that a search for the last requests returns."""
+MAX_LAST_BYTES: Final = 2 << 20
+"""The most bytes of all records that a search for the last requests returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordQuery:
-    """Asks for the records of one request, and of its samples if it has any.
+    """Asks for the records of one request, and of its samples if it has any; or for those of the last requests.
 
-    tenant: whose request it is; None: anybody's, which only operators may ask for
+    request_id: "" for the last requests
+    tenant:     whose requests they are; None: anybody's, which only operators may ask for
+    last:       how many of the last requests, those in flight included; 0 if one request is asked for
     """
 
     request_id: str
     tenant: str | None
+    last: int = 0
 
     def names(self, tenant: str, request_id: str) -> bool:
         """Whether this request is asked for."""
@@ -154,16 +162,46 @@ class RequestRecords:
         """
         if self.is_off:
             return []
+        if query.last:
+            return self._last(query, in_flight)
         live = [one for one in in_flight if one[0].has_attempts]
-        return list(_within_limits(self._matching(query.names, live) or self._matching(query.names_sample, live)))
+        found = self._matching(query.names, live) or self._matching(query.names_sample, live)
+        return list(_within(found[:MAX_FOUND], MAX_FOUND_BYTES))
+
+    def since(self, number: int, most: int) -> tuple[int, list[RequestRecord]]:
+        """Return the records of requests that have ended since an earlier call, the oldest first.
+
+        number: the number that the earlier call returned; 0: all records that are kept
+        most:   the most records to return; the newest ones are
+        Returns the number for the next call, and the records.
+        """
+        new: list[RequestRecord] = []
+        newest = number
+        for kept in itertools.islice(self._store.newest(), most):
+            if kept.number <= number:
+                break
+            newest = max(newest, kept.number)
+            new.append(RequestRecord.from_bytes(kept.data))
+        return newest, new[::-1]
+
+    def live(self, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[RequestRecord]:
+        """Return the records of requests in flight that engines have got, as they are now."""
+        return [writer.record(self._ingress, stopwatch) for writer, stopwatch in in_flight if writer.has_attempts]
+
+    def _last(self, query: RecordQuery, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[bytes]:
+        """Return the records of the last requests, the newest first: those in flight, then those that have ended."""
+        live = [one.to_bytes() for one in self.live(in_flight) if query.tenant in (None, one.tenant)]
+        ended = (kept.data for kept in self._store.newest() if query.tenant in (None, kept.tenant))
+        found = itertools.islice(itertools.chain(live[::-1], ended), min(query.last, MAX_LAST))
+        return list(_within(found, MAX_LAST_BYTES))
 
     def _matching(
         self, is_asked_for: Callable[[str, str], bool], live: list[tuple[RecordWriter, Stopwatch]]
     ) -> list[bytes]:
         found = {
-            (tenant, request_id): data
-            for tenant, request_id, data in self._store.items()
-            if is_asked_for(tenant, request_id)
+            (kept.tenant, kept.request_id): kept.data
+            for kept in self._store.items()
+            if is_asked_for(kept.tenant, kept.request_id)
         }
         for writer, stopwatch in live:
             if is_asked_for(writer.tenant, writer.request_id):
@@ -172,10 +210,10 @@ class RequestRecords:
         return list(found.values())
 
 
-def _within_limits(found: list[bytes]) -> Iterator[bytes]:
+def _within(found: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:
     size_bytes = 0
-    for data in found[:MAX_FOUND]:
+    for data in found:
         size_bytes += len(data)
-        if size_bytes > MAX_FOUND_BYTES:
+        if size_bytes > max_bytes:
             return
         yield data

@@ -32,6 +32,11 @@ class Stopwatch:
         self.duration_s: float | None = None
 
     @property
+    def in_flight_s(self) -> float | None:
+        """Seconds from the request's arrival until now; None once it has ended."""
+        return None if self.duration_s is not None else self._clock() - self._started_s
+
+    @property
     def num_tokens(self) -> int:
         """Return how many tokens have come so far."""
         return self._num_tokens

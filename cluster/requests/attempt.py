@@ -56,11 +56,16 @@ class Attempt:
         self._successor: EngineStream | None = None
         self._predecessors: list[EngineStream] = []
         self._lost_targets: list[EngineStream] = []
+        # Times on the event loop's clock, for the request's record.
+        self._began_at = 0.0
+        self._first_token_at: float | None = None
+        self._moved_at: list[float] = []
         # Reads of several engines at once. A decode engine that is the only one left is read without a task.
         self._reads: dict[EngineStream, asyncio.Task[EngineCoreOutput | None]] = {}
 
     async def __aenter__(self) -> Self:
         """Submit to both engines. The consumer comes first, because its reservation lets the producer start."""
+        self._began_at = _now_s()
         prefill, decode = self._route.prefill, self._route.decode
         if prefill is None:
             self._decode = EngineStream(decode, submission_alone(self._request, self._route))
@@ -160,6 +165,9 @@ class Attempt:
             num_new_tokens=self.num_new_tokens,
             prefill=None if prefill is None else EngineTimes.of(prefill.timings),
             decode=EngineTimes.of(self._decode.timings),
+            prefill_failure=(prefill and prefill.failure) or "",
+            first_token_s=None if self._first_token_at is None else began_s + self._first_token_at - self._began_at,
+            moved_s=tuple(began_s + at - self._began_at for at in self._moved_at),
         )
 
     @property
@@ -247,9 +255,15 @@ class Attempt:
         logger.warning("the prefill engine failed: the decode engine computes the prompt", extra=self._fields(stream))
 
     def _settle_prefill(self, stream: EngineStream, output: EngineCoreOutput) -> None:
-        """Abort at the prefill engine if the decode engine gives the very first token: it has refused the handoff."""
-        is_first = output.first_position == len(self._request.output_token_ids) and output.new_token_ids
-        if is_first and stream is self._decode and self._prefill is not None:
+        """Note the attempt's first token. If the decode engine gives it, abort at the prefill engine.
+
+        The decode engine has refused the handoff then.
+        """
+        if output.first_position != len(self._request.output_token_ids) or not output.new_token_ids:
+            return
+        if self._first_token_at is None:
+            self._first_token_at = _now_s()
+        if stream is self._decode and self._prefill is not None:
             self._prefill.abort()
 
     def _settle_migration(self, winner: EngineStream) -> None:
@@ -262,6 +276,7 @@ class Attempt:
             logger.info("a migration was cancelled: the request's own engine was faster", extra=self._fields(successor))
             return
         self._decode.abort()
+        self._moved_at.append(_now_s())
         self._predecessors.append(self._decode)
         self._decode = successor
 
@@ -305,3 +320,7 @@ class Attempt:
     @property
     def _streams(self) -> list[EngineStream]:
         return [stream for stream in (self._prefill, self._decode, self._successor) if stream is not None]
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -128,7 +128,7 @@ class Recovery:
             except EngineFailed as error:
                 self._leave()
                 if self._record is not None:
-                    self._record.fail(error.reason)
+                    self._record.fail(error.reason, asyncio.get_running_loop().time())
                 route = await self._route_after(attempt.failed_by(error))
 
     def _begin(self, attempt: Attempt) -> None:

@@ -35,6 +35,7 @@ from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.samples import Answers, GenerateManyRequest, Sample, SampleChunk, SharedPrompt, split
 from cluster.requests.vector_computing import Vectors, compute_vectors, scores_of
 from cluster.routing.engine_connection import EnginePool, EngineRole
+from cluster.routing.request_record import RequestRecord
 from cluster.settings.ingress import IngressConfig
 from cluster.text.output_processor import OutputProcessor
 from cluster.vectors.vector_engines import VectorEngines
@@ -178,6 +179,8 @@ class Serving:
             record=in_flight.record,
         )
         in_flight.record.model_version, in_flight.record.slo = engines.model.version, engine_request.slo
+        model = engines.model.input_processor.model
+        in_flight.record.model = model.name if engine_request.lora is None else engine_request.lora.name
         tokenizer = engines.model.input_processor.tokenizer
         output_processor = OutputProcessor(tokenizer.backend, engine_request, request.sampling)
         return PreparedRequest(engines, engine_request, in_flight.recovery, output_processor, in_flight, prompt)
@@ -312,6 +315,10 @@ class Serving:
     def find_records(self, query: RecordQuery) -> list[bytes]:
         """Return the records of a request that is in flight or has ended, as RequestRecord.to_bytes(), oldest first."""
         return self.records.find(query, ((one.record, one.stopwatch) for one in self._in_flight.values()))
+
+    def live_records(self) -> list[RequestRecord]:
+        """Return the records of the requests in flight that engines have got, oldest first."""
+        return self.records.live((one.record, one.stopwatch) for one in self._in_flight.values())
 
     @contextmanager
     def _admitted(self, request: GenerateRequest | VectorRequest) -> Iterator[InFlight]:

@@ -6,13 +6,26 @@ sent as MessagePack, and shown as JSON; both have the fields below, by these nam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import msgspec
 
 from actors.core.outputs.engine_core_outputs import RequestTimings
+from actors.core.requests.request import StatusChange
 from cluster.routing.decision import Decision
 
 SCHEMA: int = 1
 """The version of the fields below; it grows when one of them changes its meaning."""
+
+_MAX_STATUSES: Final = 32
+
+
+class StatusAt(msgspec.Struct, frozen=True, array_like=True):
+    """The name of a RequestStatus, and when the request entered it: seconds after the engine got the request."""
+
+    status: str
+    at_s: float
 
 
 class EngineTimes(msgspec.Struct, frozen=True):
@@ -22,6 +35,7 @@ class EngineTimes(msgspec.Struct, frozen=True):
     prefill_s:          from then until the engine sampled the request's first token; 0 if it sampled none
     transfer_s:         from the first chunk of the handoff until the last block was there, at the consumer
     exposed_transfer_s: the part of transfer_s after the end of prefill, for which the client waits
+    statuses:           the statuses that the request went through at the engine; of very many the first and last ones
     """
 
     queued_s: float
@@ -32,6 +46,7 @@ class EngineTimes(msgspec.Struct, frozen=True):
     transfer_s: float = 0.0
     exposed_transfer_s: float = 0.0
     num_transferred_bytes: int = 0
+    statuses: tuple[StatusAt, ...] = ()
 
     @classmethod
     def of(cls, timings: RequestTimings | None) -> EngineTimes | None:
@@ -48,6 +63,7 @@ class EngineTimes(msgspec.Struct, frozen=True):
             0.0 if transfer is None else transfer.transfer_s,
             0.0 if transfer is None else transfer.exposed_s,
             0 if transfer is None else transfer.num_bytes,
+            _statuses(timings.status_changes),
         )
 
 
@@ -61,6 +77,10 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     num_new_tokens:     output tokens that the attempt has given
     failure:            why the attempt ended before the request did; "" if it did not
     prefill, decode:    the engines' reports; None if an engine sent none, as one that died. decode: of the last engine
+    prefill_failure:    why the prefill engine failed, so that the decode engine computed the prompt; "" if it did not
+    first_token_s:      from the request's arrival to the attempt's first token; None before it
+    moved_s:            from the request's arrival to each migration: one less than there are decode_engine_ids
+    ended_s:            from the request's arrival to the failure; None if the attempt has not failed
     """
 
     began_s: float
@@ -71,6 +91,10 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     failure: str = ""
     prefill: EngineTimes | None = None
     decode: EngineTimes | None = None
+    prefill_failure: str = ""
+    first_token_s: float | None = None
+    moved_s: tuple[float, ...] = ()
+    ended_s: float | None = None
 
     @property
     def computing(self) -> EngineTimes | None:
@@ -84,6 +108,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     """The record of one request.
 
     tenant:                "" if the cluster has no tenants
+    model:                 the served model's name, or the name of the request's LoRA adapter; "" if it is not known
     ingress:               the name of the ingress that served the request, or of the simulation
     arrived_at_s:          Unix time
     outcome:               the finish reason, or how the request failed; None while it is in flight
@@ -92,6 +117,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft_s:                from the request's arrival to its first token; None before it
     itl_p50_s, itl_max_s:  the median and the longest time between two output tokens; None before the second token
     duration_s:            from the request's arrival to its end; None while it is in flight
+    in_flight_s:           from the request's arrival to the writing of the record; None once the request has ended
     ttft_aim_s, itl_aim_s: the request's aims, its own or the cluster's; None: it has no such aim
     has_met_aims:          whether it ended well, its first token was in time, and the mean time between its tokens was
                            within the aim; None: it has no aims, or is in flight, or its client has left
@@ -114,6 +140,8 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft_aim_s: float | None = None
     itl_aim_s: float | None = None
     has_met_aims: bool | None = None
+    model: str = ""
+    in_flight_s: float | None = None
     schema: int = SCHEMA
 
     @property
@@ -186,6 +214,13 @@ def comparisons(record: RequestRecord, attempt: AttemptRecord) -> list[Compariso
 
 def _if(times: EngineTimes | None, name: str) -> float | None:
     return None if times is None else float(getattr(times, name))
+
+
+def _statuses(changes: Sequence[StatusChange]) -> tuple[StatusAt, ...]:
+    if len(changes) > _MAX_STATUSES:
+        changes = [*changes[: _MAX_STATUSES // 2], *changes[-(_MAX_STATUSES // 2) :]]
+    # Only differences between times of one engine are used: its clock may differ from the ingress's.
+    return tuple(StatusAt(change.status.name, change.at_s - changes[0].at_s) for change in changes)
 
 
 def _check_schema(record: RequestRecord) -> RequestRecord:

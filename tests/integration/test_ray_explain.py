@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from cluster.client import CallFailed, GenerateClient
-from cluster.commands.status.explanation import show_explanation
+from cluster.commands.status.explanation import Asked, show_explanation
 from tests.integration.served import ServeProcess, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import random_prompt
@@ -85,5 +85,5 @@ async def _check(address: str, request_id: str, ingress: str) -> None:
 async def _explain(address: str, request_id: str) -> str:
     output = StringIO()
     console = Console(file=output, width=200)
-    await show_explanation(address, console, request_id, tenant=None, as_json=False, timeout_s=30.0)
+    await show_explanation(address, console, Asked(request_id), timeout_s=30.0)
     return output.getvalue()

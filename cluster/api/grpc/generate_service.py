@@ -63,7 +63,10 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         """Return the records of a request."""
         del context
         tenant = request.tenant if request.HasField("tenant") else None
-        found = await self._explainer.explain(request.request_id, tenant, current_caller())
+        if request.last and not request.request_id:
+            found = await self._explainer.explain_last(request.last, tenant, current_caller())
+        else:
+            found = await self._explainer.explain(request.request_id, tenant, current_caller())
         return generate_pb2.ExplainResponse(
             records=[record.to_json().decode() for record in found.records],
             unanswered=[

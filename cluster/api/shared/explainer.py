@@ -14,7 +14,7 @@ from typing import Final
 from cluster.access.caller import Caller
 from cluster.api.shared.admin import ClusterAdmin
 from cluster.errors import ControllerUnavailable, FieldViolation, InvalidRequest, RecordNotFound, RecordsAreOff
-from cluster.observability.request_records import FoundRecords, RecordQuery, UnansweredIngress
+from cluster.observability.request_records import MAX_LAST, FoundRecords, RecordQuery, UnansweredIngress
 from cluster.requests.serving import Serving
 from cluster.routing.request_record import RequestRecord
 from cluster.settings.ingress import IngressConfig
@@ -24,14 +24,16 @@ _MAX_AT_ONCE: Final = 4
 """The most searches at other ingresses at a time."""
 _MAX_RECORDS: Final = 64
 _MAX_BYTES: Final = 1 << 20
+_MAX_LAST_BYTES: Final = 2 << 20
 _MAX_TENANT_CHARS: Final = 64
 _OTHERS: Final = "all other ingresses"
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The records of one request and of its samples, by arrival; a request that was resumed has one at each ingress.
+    """The records of one request and of its samples, or of the last requests, by arrival.
 
+    A request that was resumed has a record at each ingress.
     unanswered:   the ingresses that may have further records and did not answer
     num_left_out: how many records were found beside those that fit into an answer
     """
@@ -65,14 +67,40 @@ class Explainer:
             if tenant not in (None, caller.tenant):
                 raise self._not_found(request_id, ())
             tenant = caller.tenant
-        query = RecordQuery(request_id, tenant)
+        records, unanswered = await self._find(RecordQuery(request_id, tenant))
+        if not records:
+            raise self._not_found(request_id, unanswered)
+        kept = _that_fit(records[:_MAX_RECORDS], _MAX_BYTES)
+        return Explanation(tuple(kept), unanswered, len(records) - len(kept))
+
+    async def explain_last(self, last: int, tenant: str | None, caller: Caller) -> Explanation:
+        """Return the records of the last requests of all ingresses, those in flight included; there may be none.
+
+        last:   the number of requests; fewer are returned if their records are too large together
+        tenant: whose requests; None: the caller's own, and for an operator everybody's
+        Raises InvalidRequest, RecordsAreOff, AllowanceSpent. The call takes 5 seconds at most.
+        """
+        if not 0 < last <= MAX_LAST:
+            raise InvalidRequest(FieldViolation("last", str(last), f"1 to {MAX_LAST}"))
+        self._check_tenant(tenant)
+        caller.allowance.take_request()
+        if self._serving.records.is_off:
+            raise RecordsAreOff
+        if not caller.may_administer:
+            if tenant not in (None, caller.tenant):
+                return Explanation(())
+            tenant = caller.tenant
+        records, unanswered = await self._find(RecordQuery("", tenant, last))
+        newest = records[-last:]
+        kept = _that_fit(newest[::-1], _MAX_LAST_BYTES)[::-1]
+        return Explanation(tuple(kept), unanswered, len(newest) - len(kept))
+
+    async def _find(self, query: RecordQuery) -> tuple[list[RequestRecord], tuple[UnansweredIngress, ...]]:
+        """Return the records of all ingresses, by arrival, and which ingresses did not answer."""
         here = self._serving.find_records(query)
         elsewhere = await self._ask_others(query)
         records = sorted(map(RequestRecord.from_bytes, (*here, *elsewhere.records)), key=lambda one: one.arrived_at_s)
-        if not records:
-            raise self._not_found(request_id, elsewhere.unanswered)
-        kept = _that_fit(records)
-        return Explanation(tuple(kept), elsewhere.unanswered, len(records) - len(kept))
+        return records, elsewhere.unanswered
 
     async def _ask_others(self, query: RecordQuery) -> FoundRecords:
         try:
@@ -89,6 +117,9 @@ class Explainer:
         if not 0 < len(request_id) <= most or not (request_id.isascii() and request_id.isprintable()):
             allowed = f"1 to {most} printable ASCII characters"
             raise InvalidRequest(FieldViolation("request_id", reprlib.repr(request_id), allowed))
+        self._check_tenant(tenant)
+
+    def _check_tenant(self, tenant: str | None) -> None:
         if tenant is not None and len(tenant) > _MAX_TENANT_CHARS:
             allowed = f"at most {_MAX_TENANT_CHARS} characters"
             raise InvalidRequest(FieldViolation("tenant", reprlib.repr(tenant), allowed))
@@ -103,11 +134,11 @@ class Explainer:
         return RecordNotFound(request_id, kept, list(map(str, unanswered)))
 
 
-def _that_fit(records: list[RequestRecord]) -> list[RequestRecord]:
+def _that_fit(records: list[RequestRecord], max_bytes: int) -> list[RequestRecord]:
     kept, size_bytes = [], 0
-    for record in records[:_MAX_RECORDS]:
+    for record in records:
         size_bytes += len(record.to_bytes())
-        if size_bytes > _MAX_BYTES:
+        if size_bytes > max_bytes:
             break
         kept.append(record)
     return kept

@@ -1,10 +1,12 @@
-"""`raypd explain`: why a request went to its engines, what each way was expected to cost, and what came true."""
+"""`raypd explain`: where the time of a request went, why it went to its engines, and what came true."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +14,13 @@ from rich.text import Text
 
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import GenerateClient
+from cluster.commands.status.waterfall import Waterfall
 from cluster.commands.status.wide_table import WideTable
+from cluster.errors import InvalidConfig
+from cluster.observability.stories.chrome_trace import chrome_trace
+from cluster.observability.stories.find_cause import in_words
+from cluster.observability.stories.make_story import make_story
+from cluster.observability.stories.request_story import EventKind, RequestStory
 from cluster.routing.decision import Decision, Reason, RouteTerms
 from cluster.routing.request_record import AttemptRecord, EngineTimes, RequestRecord, comparisons
 
@@ -38,37 +46,104 @@ _TERMS: Final = (
     ("total_s", "total"),
 )
 _CLIENTS: Final = (("ttft_s", "time to first token"), ("itl_s", "time between tokens"))
-_SMALL_S: Final = 0.001
 
 
-async def show_explanation(
-    address: str, console: Console, request_id: str, *, tenant: str | None, as_json: bool, timeout_s: float
-) -> None:
-    """Print the records of a request. Raises ClusterError. tenant: whose request it is; None: see the API"""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The question that `raypd explain` answers.
+
+    request_id: one request; "" for the last ones
+    last:       the number of the last requests
+    tenant:     whose requests; None: see the API
+    perfetto:   write the requests to this file, for Perfetto, instead of printing them
+    """
+
+    request_id: str = ""
+    last: int = 0
+    tenant: str | None = None
+    as_json: bool = False
+    perfetto: Path | None = None
+
+
+async def show_explanation(address: str, console: Console, asked: Asked, *, timeout_s: float) -> None:
+    """Print what is known of a request, or of the last ones. Raises ClusterError."""
     async with GenerateClient(address) as client:
-        found = await client.explain(request_id, tenant=tenant, timeout_s=timeout_s)
-    if as_json:
-        unanswered = [{"ingress": one.ingress, "reason": one.reason} for one in found.unanswered]
-        records = [json.loads(record) for record in found.records]
-        console.print_json(data={"records": records, "unanswered": unanswered, "left_out": found.left_out})
-    else:
+        last = 0 if asked.request_id else asked.last
+        found = await client.explain(asked.request_id, last=last, tenant=asked.tenant, timeout_s=timeout_s)
+    records, unreadable = _read(found.records)
+    stories = [make_story(record) for record in records]
+    if asked.perfetto is not None:
+        _write(asked.perfetto, stories)
+        console.print(Text(f"{len(stories)} requests in {asked.perfetto}: open it at https://ui.perfetto.dev"))
+        for problem in (*unreadable, *_missing(found)):
+            console.print(problem)
+    elif asked.as_json:
+        answer = {
+            "records": [json.loads(record) for record in found.records],
+            "stories": [json.loads(story.to_json()) for story in stories],
+            "unanswered": [{"ingress": one.ingress, "reason": one.reason} for one in found.unanswered],
+            "left_out": found.left_out,
+        }
+        console.print_json(data=answer)
+    elif asked.request_id:
         console.print(render_explanation(found))
+    else:
+        console.print(Group(render_last(stories), *unreadable, *_missing(found)))
+
+
+def render_last(stories: Sequence[RequestStory]) -> RenderableType:
+    """Return a table of requests, the newest one last, with the cause of each one's time."""
+    if not stories:
+        return "no requests yet"
+    columns = (" request", "age", "took", "first token", "tokens", " outcome", " what took so long")
+    now_s = time.time()
+    rows = [
+        [
+            story.request_id,
+            f"{max(0.0, now_s - story.arrived_at_ns / 1e9):.0f} s",
+            in_words(story.duration_s),
+            _seconds(story.ttft_s),
+            story.num_output_tokens,
+            story.outcome or "in flight",
+            story.cause,
+        ]
+        for story in stories
+    ]
+    return WideTable("last requests", columns, rows)
+
+
+def _read(texts: Sequence[str]) -> tuple[list[RequestRecord], list[Text]]:
+    """Return the records, and what is wrong with those of another version of raypd."""
+    records, problems = [], []
+    for text in texts:
+        try:
+            records.append(RequestRecord.from_json(text))
+        except ValueError as error:
+            problems.append(Text(f"{error}; --json prints it as it is"))
+    return records, problems
+
+
+def _write(path: Path, stories: Sequence[RequestStory]) -> None:
+    try:
+        path.write_bytes(chrome_trace(stories))
+    except OSError as error:
+        raise InvalidConfig(f"--perfetto {path}", [f"cannot be written: {error.strerror or error}"]) from error
+
+
+def _missing(found: generate_pb2.ExplainResponse) -> Iterator[Text]:
+    if found.left_out:
+        yield Text(f"{found.left_out} further records do not fit into an answer: ask for a sample by its own id")
+    for one in found.unanswered:
+        yield Text(f"{one.ingress} did not answer, and may have further records: {one.reason}")
 
 
 def render_explanation(found: generate_pb2.ExplainResponse) -> RenderableType:
     """Return the records as text and tables, and which ingresses may have further ones."""
-    parts: list[RenderableType] = []
-    for data in found.records:
-        try:
-            parts += [*render_record(RequestRecord.from_json(data)), ""]
-        except ValueError as error:
-            parts.append(Text(f"{error}; --json prints it as it is"))
-    if found.left_out:
-        parts.append(f"{found.left_out} further records do not fit into an answer: ask for a sample by its own id")
-    parts += [
-        Text(f"{one.ingress} did not answer, and may have further records: {one.reason}") for one in found.unanswered
-    ]
-    return Group(*parts)
+    records, unreadable = _read(found.records)
+    parts: list[RenderableType] = [*unreadable]
+    for record in records:
+        parts += [*render_record(record), ""]
+    return Group(*parts, *_missing(found))
 
 
 def render_record(record: RequestRecord) -> Iterator[RenderableType]:
@@ -81,6 +156,12 @@ def render_record(record: RequestRecord) -> Iterator[RenderableType]:
     yield Text(f"{record.num_prompt_tokens} prompt tokens, {record.num_output_tokens} output tokens, {end}")
     times = f"first token after {_seconds(record.ttft_s)}; between tokens {_seconds(record.itl_p50_s)} (median), "
     yield Text(f"{times}{_seconds(record.itl_max_s)} (longest)")
+    story = make_story(record)
+    yield Text(f"what took so long: {story.cause}\n", style="bold")
+    yield Waterfall(story)
+    for event in story.events:
+        if event.kind is not EventKind.FIRST_TOKEN:
+            yield Text(f"after {in_words(event.at_s)}: {event.text}")
     for number, attempt in enumerate(record.attempts):
         skipped = record.num_attempts_left_out if number else 0
         yield from _attempt(record, attempt, number + skipped + 1)
@@ -176,8 +257,4 @@ def _risk(terms: RouteTerms) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    if 0 < abs(value) < _SMALL_S:
-        return f"{value * 1e6:.0f} us"
-    return f"{value * 1000:.1f} ms" if abs(value) < 1 else f"{value:.2f} s"
+    return "-" if value is None else in_words(value)

@@ -10,7 +10,7 @@ from tests.cluster.routing.record_samples import attempt, record
 
 
 def kept(store: RecordStore) -> list[tuple[str, str]]:
-    return [(tenant, request_id) for tenant, request_id, _ in store.items()]
+    return [(one.tenant, one.request_id) for one in store.items()]
 
 
 def test_the_oldest_record_makes_room_for_a_new_one() -> None:
@@ -39,7 +39,7 @@ def test_a_request_that_reuses_an_id_replaces_the_record_of_the_earlier_one() ->
     store = RecordStore(10, 1 << 20)
     for one in (record(ttft_s=1.0), record(request_id="other"), record(ttft_s=2.0)):
         store.put(one)
-    assert [(request_id, data == record(ttft_s=2.0).to_bytes()) for _, request_id, data in store.items()] == [
+    assert [(one.request_id, one.data == record(ttft_s=2.0).to_bytes()) for one in store.items()] == [
         ("other", False),
         ("r", True),
     ]
@@ -58,6 +58,14 @@ def test_a_store_of_no_records_keeps_none() -> None:
     assert (store.is_off, len(store)) == (True, 0)
 
 
+def test_records_are_numbered_in_the_order_of_the_ends() -> None:
+    store = RecordStore(2, 1 << 20)
+    for name in "abac":
+        store.put(record(request_id=name))
+    assert [(one.number, one.request_id) for one in store.items()] == [(3, "a"), (4, "c")]
+    assert [one.number for one in store.newest()] == [4, 3]
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 16)), max_size=40),
     st.integers(0, 5),
@@ -69,5 +77,5 @@ def test_the_bounds_hold_after_any_sequence(puts: list[tuple[str, int]], max_rec
         store.put(record(*[attempt()] * num_attempts, request_id=name))
         assert len(store) <= max_records
         assert store.size_bytes <= max_bytes
-        assert sum(len(data) for _, _, data in store.items()) <= store.size_bytes
+        assert sum(len(one.data) for one in store.items()) <= store.size_bytes
         assert bool(len(store)) == bool(store.size_bytes)

@@ -48,12 +48,13 @@ def test_an_attempt_is_described_as_it_is_when_the_record_is_written() -> None:
 def test_a_failed_attempt_stays_as_it_was_with_its_reason() -> None:
     one, tokens = writer(), [3]
     one.begin(describe(tokens), now_s=10.0)
-    one.fail("engine d0 is lost")
+    one.fail("engine d0 is lost", now_s=10.75)
     tokens.append(9)
     one.begin(describe([1]), now_s=11.0)
     assert [
-        (which.began_s, which.num_new_tokens, which.failure) for which in one.record("i", stopwatch()).attempts
-    ] == [(0.0, 3, "engine d0 is lost"), (1.0, 1, "")]
+        (which.began_s, which.num_new_tokens, which.failure, which.ended_s)
+        for which in one.record("i", stopwatch()).attempts
+    ] == [(0.0, 3, "engine d0 is lost", 0.75), (1.0, 1, "", None)]
 
 
 @pytest.mark.parametrize(
@@ -72,10 +73,11 @@ def test_a_request_meets_its_aims_or_not(
     slo: Slo | None, finish_reason: FinishReason | None, has_met: bool | None
 ) -> None:
     timings = GenerateTimings(1.0, 0.5, None, EngineReport("d0", None))
-    times = iter([10.0, 11.0, 11.5, 12.0, 12.5])
+    times = iter([10.0, 10.5, 11.0, 11.5, 12.0, 12.5])
     watch, one = Stopwatch(lambda: next(times), ServingMetrics()), writer()
     one.slo = slo
-    assert one.record("i", watch).has_met_aims is None, "in flight"
+    in_flight = one.record("i", watch)
+    assert (in_flight.has_met_aims, in_flight.in_flight_s, in_flight.duration_s) == (None, 0.5, None)
     with pytest.raises(asyncio.CancelledError) if finish_reason is None else nullcontext(), watch.counting_the_end():
         for _ in range(3):
             watch.count(1)
@@ -84,13 +86,14 @@ def test_a_request_meets_its_aims_or_not(
         watch.end(GenerateEnd(finish_reason, None, Usage(1, 3, 0), timings))
     written = one.record("i", watch)
     assert written.has_met_aims is has_met
+    assert (written.in_flight_s, written.duration_s) == (None, 2.5)
     assert (written.ttft_aim_s, written.itl_aim_s) == ((slo.ttft_s, slo.itl_s) if slo else (None, None))
 
 
 def test_a_long_reason_is_cut() -> None:
     one = writer()
     one.begin(describe([0]), now_s=10.0)
-    one.fail("x" * 10_000)
+    one.fail("x" * 10_000, now_s=11.0)
     assert one.record("i", stopwatch()).attempts[0].failure == "x" * 300
 
 
@@ -98,7 +101,7 @@ def test_of_very_many_attempts_the_first_and_the_last_ones_are_kept() -> None:
     one = writer()
     for number in range(100):
         one.begin(describe([number]), now_s=10.0 + number)
-        one.fail("again")
+        one.fail("again", now_s=10.5 + number)
     written = one.record("i", stopwatch())
     assert [which.num_new_tokens for which in written.attempts] == [0, *range(85, 100)]
     assert written.num_attempts_left_out == 84
@@ -112,6 +115,6 @@ def test_a_request_that_an_engine_gets_or_got_has_something_to_record() -> None:
     running, failed = writer(), writer()
     for one in (running, failed):
         one.begin(describe([0]), now_s=10.0)
-    failed.fail("lost")
+    failed.fail("lost", now_s=11.0)
     assert running.has_attempts
     assert failed.has_attempts

@@ -17,7 +17,14 @@ from cluster.errors import ClusterError, InvalidRequest
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.record_store import RecordStore
 from cluster.observability.record_writer import RecordWriter
-from cluster.observability.request_records import MAX_FOUND, MAX_FOUND_BYTES, RecordQuery, RequestRecords
+from cluster.observability.request_records import (
+    MAX_FOUND,
+    MAX_FOUND_BYTES,
+    MAX_LAST,
+    MAX_LAST_BYTES,
+    RecordQuery,
+    RequestRecords,
+)
 from cluster.observability.stopwatch import Stopwatch
 from cluster.observability.trace_writing.request_tracer import start_tracer
 from cluster.parameters.generation import TextPrompt
@@ -76,6 +83,9 @@ async def test_a_request_that_has_ended_leaves_what_was_decided_and_what_came_tr
     assert (only.prefill_engine_id, only.decode_engine_ids, only.num_new_tokens, only.failure) == ("p0", ("d0",), 4, "")
     assert only.prefill is not None
     assert (only.prefill.queued_s, only.prefill.prefill_s, only.prefill.num_cached_tokens) == (0.25, 0.5, 2)
+    assert only.first_token_s is not None
+    assert 0 <= only.began_s <= only.first_token_s
+    assert (one.model, only.moved_s, only.ended_s) == ("tiny", (), None)
     assert only.decode is not None
     assert (only.decode.transfer_s, only.decode.exposed_transfer_s, only.decode.num_transferred_bytes) == (
         0.75,
@@ -122,7 +132,10 @@ async def test_a_request_whose_engine_died_leaves_both_attempts_with_their_decis
     assert [(each.decode_engine_ids, each.num_new_tokens) for each in one.attempts] == [(("d0",), 2), (("d1",), 2)]
     assert "engine d0 is lost" in one.attempts[0].failure
     assert one.attempts[1].failure == ""
-    assert one.attempts[0].began_s <= one.attempts[1].began_s
+    began_s, token_s, ended_s = one.attempts[0].began_s, one.attempts[0].first_token_s, one.attempts[0].ended_s
+    assert token_s is not None
+    assert ended_s is not None
+    assert began_s <= token_s <= ended_s <= one.attempts[1].began_s
     assert [each.decision for each in one.attempts] == [decision(), decision()]
     assert serving.records.summary().requests_by_way == {"prefill_decode": 1}
 
@@ -188,6 +201,42 @@ def test_the_samples_of_a_request_are_found_by_the_id_of_the_call() -> None:
     assert ids_of(one.find(ANY, [])) == ["r.0.0", "r.0.1"]
     assert ids_of(one.find(RecordQuery("r.0.1", ""), [])) == ["r.0.1"]
     assert ids_of(one.find(RecordQuery("rr", ""), [(writers[-1], stopwatch())])) == ["rr.0.0"]
+
+
+def test_the_last_requests_are_those_in_flight_and_then_those_that_ended_last() -> None:
+    one, writers = records(*(("a" if number % 2 else "b", f"r-{number}") for number in range(6)))
+    for writer in writers[:4]:
+        with one.kept(writer, stopwatch()):
+            pass
+    live = [(writer, stopwatch()) for writer in writers[4:]]
+    assert ids_of(one.find(RecordQuery("", None, last=4), live)) == ["r-5", "r-4", "r-3", "r-2"]
+    assert ids_of(one.find(RecordQuery("", "a", last=10), live)) == ["r-5", "r-3", "r-1"]
+    assert one.find(RecordQuery("", "c", last=10), live) == []
+
+
+def test_the_last_requests_are_bounded_in_number_and_in_bytes() -> None:
+    one, writers = records(*(("", f"r-{number}") for number in range(MAX_LAST + 5)))
+    live = [(writer, stopwatch()) for writer in writers]
+    assert len(one.find(RecordQuery("", None, last=10**9), live)) == MAX_LAST
+    one, writers = records(*(("", f"r-{number}") for number in range(200)), num_attempts=16)
+    data = one.find(RecordQuery("", None, last=200), [(writer, stopwatch()) for writer in writers])
+    assert MAX_LAST_BYTES // 2 < sum(map(len, data)) <= MAX_LAST_BYTES
+    assert len(data) < 200
+
+
+def test_each_record_is_new_once_to_who_asks_since_when() -> None:
+    one, writers = records(*(("", f"r-{number}") for number in range(5)))
+    assert one.since(0, 10) == (0, [])
+    seen, number = [], 0
+    for writer in writers:
+        with one.kept(writer, stopwatch()):
+            pass
+        number, new = one.since(number, 10)
+        seen += [record.request_id for record in new]
+    assert seen == [f"r-{number}" for number in range(5)]
+    assert one.since(number, 10) == (number, [])
+    newest, last_two = one.since(0, 2)
+    assert (newest, [record.request_id for record in last_two]) == (number, ["r-3", "r-4"])
 
 
 def test_an_answer_is_bounded_in_number_and_in_bytes() -> None:

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import DeadlineExceeded, EngineFailed, OutputsDiverged
+from cluster.observability.request_records import RecordQuery
 from cluster.parameters.generation import EngineReport, GenerateChunk
+from cluster.routing.request_record import RequestRecord
 from kv_transfer.params import EngineAddress, HandoffRanks, KVTransferParams, TransferRole
 from tests.cluster.serving_setup import HELLO, assert_nothing_is_left, collect, decode_timings, make_pair, text_of
 from tests.fakes import FakeEngine
@@ -122,6 +124,8 @@ async def test_a_lost_prefill_engine_leaves_the_request_to_the_decode_engine() -
     assert chunk.end is not None
     assert chunk.end.timings.prefill == EngineReport("p0", None)
     assert chunk.end.usage.num_cached_tokens == 1
+    (data,) = pair.serving.find_records(RecordQuery(HELLO.request_id, None))
+    assert RequestRecord.from_bytes(data).attempts[0].prefill_failure == "engine p0 is lost: connection reset"
     assert_nothing_is_left(pair)
 
 

@@ -12,12 +12,14 @@ from actors.core.outputs.engine_core_outputs import EndCause, Preemption
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import EngineFailed
+from cluster.observability.request_records import RecordQuery
 from cluster.parameters.generation import GenerateChunk
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineKey, EngineRole
+from cluster.routing.request_record import RequestRecord
 from kv_transfer.params import EngineAddress, PrefixSource
 from tests.cluster.serving_setup import HELLO, RecordingRouter, collect, make_serving, make_version, text_of
 from tests.fakes import FakeEngine, FakePool
@@ -111,6 +113,11 @@ async def test_a_preempted_request_goes_on_where_there_is_room(caplog: pytest.Lo
     timings = chunks[-1].end.timings
     assert (timings.prefill and timings.prefill.engine_id, timings.decode.engine_id) == ("p0", "d1")
     assert cluster.serving.num_migrations == 1
+    (data,) = cluster.serving.find_records(RecordQuery(HELLO.request_id, None))
+    (attempt,) = RequestRecord.from_bytes(data).attempts
+    assert attempt.decode_engine_ids == ("d0", "d1")
+    assert attempt.first_token_s is not None
+    assert [attempt.first_token_s <= moved_s for moved_s in attempt.moved_s] == [True]
     cluster.assert_over()
     assert cluster.router.under_way == []
     [record] = [record for record in caplog.records if record.message == "a preempted request migrates"]

@@ -175,3 +175,77 @@ async def test_an_answer_is_bounded_whatever_the_ingresses_have(num_attempts: in
     found = await make(admin=FakeAdmin(many)).explain("r", None, ANYBODY)
     most = min(64, (1 << 20) // len(one.to_bytes()))
     assert (len(found.records), found.num_left_out) == (most, 100 - most)
+
+
+def last(*ids: str, tenant: str = "a", arrived_at_s: float = 1000.0) -> tuple[RequestRecord, ...]:
+    return tuple(
+        msgspec.structs.replace(record(request_id=name, tenant=tenant), arrived_at_s=arrived_at_s + number)
+        for number, name in enumerate(ids)
+    )
+
+
+async def test_the_last_requests_of_all_ingresses_come_in_the_order_of_their_arrival() -> None:
+    elsewhere = last("between", "newest", arrived_at_s=1000.5)
+    admin = FakeAdmin(FoundRecords(tuple(one.to_bytes() for one in elsewhere[::-1])))
+    one = make(*last("oldest", "second"), admin=admin)
+    assert [name for _, name in seen(await one.explain_last(10, None, OPS))] == [
+        "oldest",
+        "between",
+        "second",
+        "newest",
+    ]
+    assert [name for _, name in seen(await one.explain_last(2, None, OPS))] == ["second", "newest"]
+    assert admin.asked[-1] == ("find_records", RecordQuery("", None, 2))
+
+
+@pytest.mark.parametrize(
+    ("caller", "tenant", "expected", "asked"),
+    [
+        pytest.param(ALICE, None, ["a"], ["a"], id="a tenant sees its own"),
+        pytest.param(ALICE, "a", ["a"], ["a"], id="a tenant may name itself"),
+        pytest.param(ALICE, "b", [], [], id="and sees nothing of others"),
+        pytest.param(OPS, None, ["a", "b"], [None], id="an operator sees all"),
+        pytest.param(OPS, "b", ["b"], ["b"], id="an operator may name one"),
+    ],
+)
+async def test_of_the_last_requests_a_tenant_sees_its_own(
+    caller: Caller, tenant: str | None, expected: list[str], asked: list[str | None]
+) -> None:
+    admin = FakeAdmin()
+    one = make(*last("r"), *last("r", tenant="b", arrived_at_s=2000.0), admin=admin)
+    found = await one.explain_last(100, tenant, caller)
+    assert [each for each, _ in seen(found)] == expected
+    assert admin.asked == [("find_records", RecordQuery("", one_tenant, 100)) for one_tenant in asked]
+
+
+async def test_where_there_is_no_request_the_last_ones_are_none() -> None:
+    assert await make().explain_last(5, None, ANYBODY) == Explanation(())
+
+
+@pytest.mark.parametrize("number", [0, -1, 501, 2**32 - 1])
+async def test_a_number_of_last_requests_out_of_range_is_refused(number: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"last is .*; allowed: 1 to 500"):
+        await make().explain_last(number, None, ANYBODY)
+
+
+async def test_the_last_requests_are_bounded_in_bytes_and_the_newest_are_kept() -> None:
+    large = msgspec.structs.replace(record(), attempts=tuple([attempt()] * 16))
+    many = [msgspec.structs.replace(large, request_id=f"r-{n}", arrived_at_s=float(n)) for n in range(400)]
+    found = await make(admin=FakeAdmin(FoundRecords(tuple(one.to_bytes() for one in many)))).explain_last(
+        400, None, OPS
+    )
+    assert sum(len(one.to_bytes()) for one in found.records) <= 2 << 20
+    assert len(found.records) + found.num_left_out == 400
+    assert found.num_left_out > 0
+    assert found.records[-1].request_id == "r-399"
+
+
+async def test_the_last_requests_count_against_the_tokens_limit_and_need_records() -> None:
+    allowance = Allowance("alice", AllowanceLimits(requests_per_s=1.0, burst_s=1.0), clock=lambda: 0.0)
+    caller = Caller(name="alice", tenant="a", allowance=allowance)
+    await make().explain_last(1, None, caller)
+    with pytest.raises(AllowanceSpent):
+        await make().explain_last(1, None, caller)
+    off = Explainer(serving_with(max_records=0), FakeAdmin(), IngressConfig(max_request_records=0))
+    with pytest.raises(RecordsAreOff):
+        await off.explain_last(1, None, OPS)

@@ -23,7 +23,7 @@ from cluster.access.tokens import Tokens, hash_token, make_token
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.cli import app
 from cluster.client import BlockingClient, CallFailed, GenerateClient
-from cluster.commands.status.explanation import render_explanation, show_explanation
+from cluster.commands.status.explanation import Asked, render_explanation, show_explanation
 from cluster.observability.record_store import RecordStore
 from cluster.observability.request_records import FoundRecords, RecordQuery, RequestRecords, UnansweredIngress
 from cluster.requests.serving import Serving
@@ -106,6 +106,7 @@ async def test_a_request_is_explained_by_the_ingress_that_did_not_serve_it(two: 
         "at ingress-1 since 1970-01-01 00:16:40 UTC, model version 1",
         "100 prompt tokens, 3 output tokens, ended after 1.50 s: length",
         "first token after 1.00 s; between tokens 30.0 ms (median), 100.0 ms (longest)",
+        "what took so long: no long wait: prefill-0 computed the prompt of 100 tokens for 800.0 ms of 1.50 s",
         "attempt 1, 0.0 ms after the arrival: prefill-0 -> decode-0",
         "mode cost: it costs least; the runner-up, decode_alone on decode-1, costs 500.0 ms more",
         "chosen: 0.80 times the cost of the best placement without roles, 2.50 s",
@@ -129,6 +130,7 @@ async def test_json_has_the_record_as_it_is(two: Ingresses) -> None:
     assert RequestRecord.from_json(json.dumps(answer["records"][0])) == SERVED
     assert answer["unanswered"] == [{"ingress": "ingress-2", "reason": "it is dead"}]
     assert answer["left_out"] == 0
+    assert [(one["request_id"], one["spans"][0]["phase"]) for one in answer["stories"]] == [("r", "queue")]
 
 
 async def test_a_dead_ingress_is_named_beside_the_records_of_the_others(two: Ingresses) -> None:
@@ -229,4 +231,37 @@ def test_no_line_is_wider_than_the_screen(width: int) -> None:
 async def test_a_cluster_that_does_not_answer_is_an_error_within_the_timeout() -> None:
     console = Console(file=StringIO())
     with pytest.raises(CallFailed):
-        await show_explanation("127.0.0.1:1", console, "r", tenant=None, as_json=False, timeout_s=0.2)
+        await show_explanation("127.0.0.1:1", console, Asked("r"), timeout_s=0.2)
+
+
+async def test_without_an_id_the_last_requests_have_a_line_each(two: Ingresses, access: AccessControl) -> None:
+    async with started(two, two._all[0], access) as address:
+        exit_code, text = await explained(address, token=ALICE)
+        others = await explained(address, token=BOB)
+    (row,) = [line for line in text.splitlines() if line.startswith("r ")]
+    assert (exit_code, row.split()[2:8]) == (0, ["s", "1.50", "s", "1.00", "s", "3"])
+    assert "length" in row
+    assert others == (0, "no requests yet\n")
+
+
+async def test_a_trace_for_perfetto_is_written_to_a_file(two: Ingresses, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    two.dead = (UnansweredIngress("ingress-2", "it is dead"),)
+    async with started(two, two._all[0]) as address:
+        exit_code, text = await explained(address, "--perfetto", str(path))
+        refused, why = await explained(address, "--perfetto", str(tmp_path / "no" / "trace.json"))
+    assert exit_code == 0
+    assert "1 requests in" in text
+    assert "ingress-2 did not answer" in text
+    trace = json.loads(path.read_text())
+    names = [one["args"]["name"] for one in trace["traceEvents"] if one["name"] == "process_name"]
+    assert names == ["decode-0", "ingress-1", "prefill-0"]
+    assert refused == 1
+    assert "cannot be written: No such file or directory" in " ".join(why.split())
+
+
+@pytest.mark.parametrize("last", ["0", "501", "many"])
+async def test_a_number_of_requests_that_cannot_be_is_refused_before_anybody_is_asked(last: str) -> None:
+    exit_code, text = await explained("127.0.0.1:1", "--last", last)
+    assert exit_code == 2
+    assert "--last" in text

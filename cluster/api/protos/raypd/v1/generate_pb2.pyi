@@ -52,12 +52,14 @@ REQUEST_STATUS_FINISHED_IGNORED: RequestStatus
 REQUEST_STATUS_FINISHED_ERROR: RequestStatus
 
 class ExplainRequest(_message.Message):
-    __slots__ = ("request_id", "tenant")
+    __slots__ = ("request_id", "tenant", "last")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     tenant: str
-    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ...) -> None: ...
+    last: int
+    def __init__(self, request_id: _Optional[str] = ..., tenant: _Optional[str] = ..., last: _Optional[int] = ...) -> None: ...
 
 class ExplainResponse(_message.Message):
     __slots__ = ("records", "unanswered", "left_out")

@@ -1,0 +1,91 @@
+"""Makes the story of a request from its record: the phases of all its attempts, its events, and the cause in words."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Final
+
+from cluster.observability.stories.attempt_spans import attempt_spans
+from cluster.observability.stories.find_cause import find_cause
+from cluster.observability.stories.request_story import EventKind, Phase, PhaseSpan, RequestStory, StoryEvent
+from cluster.routing.request_record import AttemptRecord, RequestRecord
+
+_GOOD_ENDS: Final = ("stop", "length")
+
+
+def make_story(record: RequestRecord) -> RequestStory:
+    """Return the story of a request, as far as its record goes. Pure."""
+    duration_s = record.duration_s if record.duration_s is not None else record.in_flight_s or 0.0
+    spans = tuple(sorted(_spans(record), key=lambda span: span.began_s))
+    last = record.attempts[-1] if record.attempts else None
+    handoff = next((one.decode for one in reversed(record.attempts) if one.decode and one.decode.transfer_s), None)
+    reports = [times for one in record.attempts for times in (one.prefill, one.decode) if times is not None]
+    computing = next((one.computing for one in record.attempts if one.computing is not None), None)
+    terms = None if last is None or last.decision is None else last.decision.chosen
+    return RequestStory(
+        request_id=record.request_id,
+        tenant=record.tenant,
+        model=record.model,
+        model_version=record.model_version,
+        ingress=record.ingress,
+        arrived_at_ns=int(record.arrived_at_s * 1e9),
+        duration_s=duration_s,
+        outcome=record.outcome,
+        error="" if last is None or record.outcome in _GOOD_ENDS else last.failure,
+        ttft_s=record.ttft_s,
+        itl_p50_s=record.itl_p50_s,
+        itl_max_s=record.itl_max_s,
+        way="" if terms is None else terms.way.value,
+        num_prompt_tokens=record.num_prompt_tokens,
+        num_output_tokens=record.num_output_tokens,
+        num_cached_tokens=0 if computing is None else min(computing.num_cached_tokens, record.num_prompt_tokens),
+        num_attempts=len(record.attempts) + record.num_attempts_left_out,
+        num_moves=sum(len(one.moved_s) for one in record.attempts),
+        num_preemptions=sum(times.num_preemptions for times in reports),
+        num_transferred_bytes=0 if handoff is None else handoff.num_transferred_bytes,
+        transfer_s=0.0 if handoff is None else handoff.transfer_s,
+        exposed_transfer_s=0.0 if handoff is None else handoff.exposed_transfer_s,
+        spans=spans,
+        events=tuple(sorted(_events(record, spans), key=lambda event: event.at_s)),
+        cause=find_cause(record, spans, duration_s),
+    )
+
+
+def number_attempts(record: RequestRecord) -> Iterator[tuple[int, AttemptRecord]]:
+    """Yield the attempts of a record with their numbers, from 1 on."""
+    for index, attempt in enumerate(record.attempts):
+        yield index + 1 + (record.num_attempts_left_out if index else 0), attempt
+
+
+def _spans(record: RequestRecord) -> Iterator[PhaseSpan]:
+    admitted_s = record.attempts[0].began_s if record.attempts else record.duration_s
+    if admitted_s is None or admitted_s > 0:
+        yield PhaseSpan(Phase.ADMISSION, "", 0, 0.0, admitted_s)
+    failed_s: float | None = None
+    for number, attempt in number_attempts(record):
+        if failed_s is not None and attempt.began_s > failed_s:
+            yield PhaseSpan(Phase.RECOVERY, "", number - 1, failed_s, attempt.began_s)
+        failed_s = attempt.ended_s
+        yield from attempt_spans(attempt, number, record.duration_s if failed_s is None else failed_s)
+    if failed_s is not None and (record.duration_s is None or record.duration_s > failed_s):
+        yield PhaseSpan(Phase.RECOVERY, "", number, failed_s, record.duration_s)
+
+
+def _events(record: RequestRecord, spans: tuple[PhaseSpan, ...]) -> Iterator[StoryEvent]:
+    if record.ttft_s is not None:
+        yield StoryEvent(EventKind.FIRST_TOKEN, record.ttft_s, "", 0, "first token")
+    for span in spans:
+        if span.phase is Phase.PREEMPTED:
+            text = f"{span.engine_id} preempted the request: its KV cache had no free block"
+            yield StoryEvent(EventKind.PREEMPTED, span.began_s, span.engine_id, span.attempt, text)
+    for number, attempt in number_attempts(record):
+        decoders = attempt.decode_engine_ids
+        for moved_s, (left, taken) in zip(attempt.moved_s, itertools.pairwise(decoders), strict=False):
+            yield StoryEvent(EventKind.MOVED, moved_s, taken, number, f"moved from {left} to {taken}")
+        if attempt.prefill_failure:
+            at_s = attempt.first_token_s or attempt.began_s
+            text = f"{decoders[-1]} computed the prompt instead: {attempt.prefill_failure}"
+            yield StoryEvent(EventKind.FAILED, at_s, attempt.prefill_engine_id or "", number, text)
+        if attempt.ended_s is not None:
+            yield StoryEvent(EventKind.FAILED, attempt.ended_s, decoders[-1], number, attempt.failure)
