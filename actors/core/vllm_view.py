@@ -65,6 +65,11 @@ def num_tokens_with_spec(request: Request) -> int:
     return request.num_tokens + len(request.spec_token_ids)
 
 
+def trace_headers(request: Request) -> dict[str, str] | None:
+    """Return the headers of the request's trace context; None if the request is not traced and brought none."""
+    return None if request.traceparent is None else {"traceparent": request.traceparent}
+
+
 # -- SchedulerOutput ---------------------------------------------------------------------------------------------------
 
 

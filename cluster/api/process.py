@@ -33,6 +33,7 @@ from cluster.observability.status import (
     merge_engines,
 )
 from cluster.observability.trace_writing.request_tracer import RequestTracer, start_tracer
+from cluster.observability.tracing.request_tracing import RequestTracing
 from cluster.planning.offered_load import LoadWindow, OfferedLoad
 from cluster.planning.plan_record import PlannerMode
 from cluster.requests.migration import MigrationPlanner
@@ -89,6 +90,7 @@ class IngressProcess:
         has_planner = config.planner.mode is not PlannerMode.NONE
         self._offered = OfferedLoad(config.planner.interval_s, time.time()) if has_planner else None
         self._tracer: RequestTracer | None = None
+        self._tracing: RequestTracing | None = None
 
     async def prove(self, prefill: EngineDescriptor | None, decode: EngineDescriptor, facts: ModelFacts) -> None:
         """Send a canary request through a pair of engines, by sessions only for it. Raises CanaryFailed.
@@ -168,6 +170,7 @@ class IngressProcess:
             offered=self._offered,
             migration_planner=self._migration_planner() if config.ingress.move_preempted else None,
             request_tracer=self._start_tracer(),
+            tracing=self._start_tracing(),
         )
         serving.metrics.refused_messages = self._sessions().refused_messages
         view = functools.partial(self._view, serving)
@@ -256,6 +259,8 @@ class IngressProcess:
             await self._pool.close()
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close, _TRACE_TIMEOUT_S)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _start_tracer(self) -> RequestTracer | None:
         settings, trust = self._config.ingress.request_trace, self._member.trust
@@ -264,6 +269,15 @@ class IngressProcess:
             name = self._member.party.name
             self._tracer = start_tracer(settings, name, key, now_s=now_s, monotonic_s=time.monotonic())
         return self._tracer
+
+    def _start_tracing(self) -> RequestTracing | None:
+        settings, name = self._config.ingress.tracing, self._member.party.name
+        if settings is not None:
+            # Imported here: OpenTelemetry comes with the extra `otel`, and takes a tenth of a second to import.
+            from cluster.observability.tracing.span_export import SpanExport
+
+            self._tracing = RequestTracing(settings, SpanExport(settings, name), name, time.monotonic)
+        return self._tracing
 
     def _sessions(self) -> SessionPool:
         if self._pool is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import importlib.util
 import logging
 import math
 import os
@@ -30,6 +31,7 @@ from cluster.settings.ingress import IngressConfig
 logger = logging.getLogger(__name__)
 
 _GIB: Final = 1 << 30
+_EXPORTER: Final = "opentelemetry.exporter.otlp.proto.http"
 _LOOK_AGAIN_S: Final = 0.2
 
 
@@ -82,7 +84,17 @@ def find_ingress_file_mistakes(ingress: IngressConfig) -> list[str]:
         mistakes += _token_mistakes(ingress.tokens)
     if ingress.request_trace is not None and (reason := why_not_write(ingress.request_trace.directory)) is not None:
         mistakes.append(f"ingress.request_trace.directory: {reason}")
+    if ingress.tracing is not None and not _has_otel():
+        mistakes.append(f"ingress.tracing needs {_EXPORTER}: pip install 'raypd[otel]', or leave tracing out")
     return mistakes
+
+
+def _has_otel() -> bool:
+    """Whether OpenTelemetry's exporter can be imported."""
+    try:
+        return importlib.util.find_spec(_EXPORTER) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def why_not_write(directory: Path) -> str | None:

@@ -41,6 +41,8 @@ class RecordWriter:
         self.arrived_at_s = arrived_at_s
         self.arrived_s = now_s
         self.model = ""
+        self.traceparent: str | None = None
+        """The trace context for engines, as a W3C header; None if there is none."""
         self.request: EngineCoreRequest | None = None
         """The tokenized request, for the request trace; None before it is tokenized."""
         self._ended: list[AttemptRecord] = []

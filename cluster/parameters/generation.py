@@ -14,6 +14,7 @@ from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.request import FinishReason
 from cluster.access.aims import NO_AIMS, Aims
 from cluster.access.caller import Caller, current_caller
+from cluster.access.trace_context import TraceContext, current_trace_context
 from cluster.parameters.json_types import JSON
 from cluster.parameters.sampling_options import NO_OPTIONS, SamplingOptions
 
@@ -100,6 +101,7 @@ class GenerateRequest:
     add_special_tokens: whether the tokenizer adds its special tokens; None: to a text, and not to a conversation
     timeout_s:        how long the client will wait from now on, in seconds, or None
     caller:           the caller, whose limits the request counts against and who shares cached blocks with it
+    trace:            the client's span to which the request's trace belongs; None if the client has none
     """
 
     prompt: Prompt | None
@@ -118,6 +120,7 @@ class GenerateRequest:
     add_special_tokens: bool | None = None
     timeout_s: float | None = None
     caller: Caller = field(default_factory=current_caller)
+    trace: TraceContext | None = field(default_factory=current_trace_context)
 
 
 @dataclass(frozen=True, slots=True)

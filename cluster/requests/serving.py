@@ -22,7 +22,8 @@ from cluster.observability.request_records import RecordQuery, RequestRecords
 from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch
 from cluster.observability.trace_writing.request_tracer import RequestTracer
-from cluster.parameters.generation import GenerateChunk, GenerateRequest
+from cluster.observability.tracing.request_tracing import RequestTracing
+from cluster.parameters.generation import ChatPrompt, GenerateChunk, GenerateRequest
 from cluster.planning.offered_load import OfferedLoad
 from cluster.requests.in_flight import InFlight
 from cluster.requests.ledger import open_ledger
@@ -73,6 +74,7 @@ class Serving:
         offered: OfferedLoad | None = None,
         clock: Callable[[], float] = time.monotonic,
         request_tracer: RequestTracer | None = None,
+        tracing: RequestTracing | None = None,
     ) -> None:
         """Take no request yet.
 
@@ -85,6 +87,7 @@ class Serving:
         offered:           gets what was offered, for the planner; None if there is no planner
         clock:             monotonic seconds
         request_tracer:    writes the request trace; None: there is none
+        tracing:           makes spans for OpenTelemetry; None: nothing does
         """
         self._versions = versions
         self._engines = engines
@@ -94,6 +97,7 @@ class Serving:
         )
         self._image_budget = ImageBudget(settings.images.max_input_in_flight_mib << 20, retry_delay_s)
         self._clock = clock
+        self._tracing = tracing
         self.records = RequestRecords(
             ingress,
             RecordStore(settings.max_request_records, settings.request_records_mib << 20),
@@ -160,6 +164,8 @@ class Serving:
         else:
             engine_request = await prompt.process(engines.model, request)
             router, turns = prompt.router(router), prompt.turns
+        if in_flight.record.traceparent is not None:
+            engine_request = replace(engine_request, traceparent=in_flight.record.traceparent)
         in_flight.ledger.take_images(engine_request)
         in_flight.record.request, num_prompt_tokens = engine_request, len(engine_request.prompt_token_ids)
         self.records.size(in_flight.record, num_prompt_tokens)
@@ -320,12 +326,20 @@ class Serving:
         """Return the records of the requests in flight that engines have got, oldest first."""
         return self.records.live((one.record, one.stopwatch) for one in self._in_flight.values())
 
+    def _traced(
+        self, request: GenerateRequest | VectorRequest, record: RecordWriter, stopwatch: Stopwatch
+    ) -> AbstractContextManager[None]:
+        if self._tracing is None:
+            return nullcontext()
+        return self._tracing.traced(_operation(request), request.trace, record, stopwatch)
+
     @contextmanager
     def _admitted(self, request: GenerateRequest | VectorRequest) -> Iterator[InFlight]:
         caller, request_id, stopwatch = request.caller, request.request_id, Stopwatch(self._clock, self.metrics)
         key, now_s = (caller.tenant, request_id), asyncio.get_running_loop().time()
         record = RecordWriter(request_id, caller.tenant, arrived_at_s=time.time(), now_s=now_s)
         with (
+            self._traced(request, record, stopwatch),
             self.records.kept(record, stopwatch, is_traced=isinstance(request, GenerateRequest)),
             stopwatch.counting_the_end(),
             open_ledger(self._overload_control, self._image_budget, caller.allowance, request.timeout_s) as ledger,
@@ -341,6 +355,13 @@ class Serving:
             finally:
                 self._num_migrations_of_ended += in_flight.num_migrations
                 del self._in_flight[key]
+
+
+def _operation(request: GenerateRequest | VectorRequest) -> str:
+    """Return the request's operation as OpenTelemetry's conventions name it (gen_ai.operation.name)."""
+    if isinstance(request, GenerateRequest):
+        return "chat" if isinstance(request.prompt, ChatPrompt) else "text_completion"
+    return "embeddings" if isinstance(request, EmbedRequest) else "classify"
 
 
 def _begin_again(request: _RequestT, in_flight: InFlight, left: ModelVersionLeft) -> _RequestT:

@@ -13,6 +13,7 @@ from cluster.settings.http import HostName, HttpConfig
 from cluster.settings.images import ImageConfig
 from cluster.settings.input_limits import InputLimits
 from cluster.settings.request_recording import RequestTraceConfig
+from cluster.settings.tracing import TracingConfig
 
 _SUCCESSOR_OF_ROUTER: Final = (
     "router is now routing.mode, at the top level of the settings: in place of prefix_aware set routing.mode to "
@@ -126,6 +127,9 @@ class IngressConfig(BaseModel):
     )
     request_trace: RequestTraceConfig | None = Field(
         None, description="Trace of all requests, written to files by each ingress; default: none."
+    )
+    tracing: TracingConfig | None = Field(
+        None, description="Traces of sampled requests for OpenTelemetry; default: none."
     )
     images: ImageConfig = Field(ImageConfig(), description="Limits on images in prompts, and their preparation.")
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.access.caller import Caller, current_caller
+from cluster.access.trace_context import TraceContext, current_trace_context
 from cluster.parameters.generation import Prompt, Usage
 
 
@@ -26,6 +27,7 @@ class VectorRequest:
                    refuse an input that is longer than the context
     timeout_s:     how many seconds the client will wait from now on; None: as long as it takes
     caller:        the client; its limits apply, and its requests may share cached blocks
+    trace:         the client's span to which the request's trace belongs; None if the client has none
     """
 
     request_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -36,6 +38,7 @@ class VectorRequest:
     truncate_prompt_tokens: int | None = None
     timeout_s: float | None = None
     caller: Caller = field(default_factory=current_caller)
+    trace: TraceContext | None = field(default_factory=current_trace_context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,6 +73,7 @@ class EngineCoreRequest:
     cache_salt:       keeps apart, in the prefix cache, clients that must not see each other's hits
     prefix_source:    an engine that may have more of the request's prefix in its cache than this one
     slo:              the request's service-level aims, for the router; the scheduler does not look at them
+    traceparent:      the trace context of the request, as a W3C header, for a connector that makes spans of its own
     """
 
     request_id: Name
@@ -95,6 +96,7 @@ class EngineCoreRequest:
     kv_transfer_params: KVTransferParams | None = None
     prefix_source: PrefixSource | None = None
     slo: Slo | None = None
+    traceparent: Word | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,7 @@ class Request:
         "status_changes",
         "stop_token_ids",
         "tenant",
+        "traceparent",
         "transfer_role",
         "transfer_timings",
     )
@@ -186,6 +189,7 @@ class Request:
         self.pooling_params = core_request.pooling_params
         self.kv_transfer_params = core_request.kv_transfer_params
         self.prefix_source = core_request.prefix_source
+        self.traceparent = core_request.traceparent
         ticket = core_request.kv_transfer_params
         self.transfer_role: TransferRole | None = None if ticket is None else ticket.role
         """The request's part in its handoff; None once a consumer's load is over, however the load ended."""

@@ -20,6 +20,8 @@ from google.protobuf import descriptor_pool
 
 from cluster.access.access_control import AccessControl
 from cluster.access.caller import current_caller, set_caller
+from cluster.access.trace_context import HEADER as TRACEPARENT
+from cluster.access.trace_context import parse_traceparent, set_trace_context
 from cluster.api.grpc.conversions.statuses import ErrorStatus, internal_error, status_of
 from cluster.api.grpc.receiving import MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S, Receiving
 from cluster.api.grpc.slow_readers import SlowReaders
@@ -62,13 +64,14 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         service = method.rpartition("/")[0].removeprefix("/")
         if service not in _OPEN_SERVICES:
             try:
-                caller = self._access.authenticate(_authorization(handler_call_details))
+                caller = self._access.authenticate(_metadata(handler_call_details, "authorization"))
                 if service == ADMIN_SERVICE:
                     caller.check_administers()
             except (Unauthenticated, PermissionDenied) as error:
                 return _refusing(status_of(error))
-            # This code already runs in the call's own task, so the context variable is set for this call alone.
+            # This code already runs in the call's own task, so the context variables are set for this call alone.
             set_caller(caller)
+            set_trace_context(parse_traceparent(_metadata(handler_call_details, TRACEPARENT)))
         wrapped = self._handlers.get(method)
         if wrapped is None:
             wrapped = self._handlers[method] = self._wrap(handler, method, service)
@@ -169,8 +172,9 @@ def _host(context: _Context) -> str:
     return context.peer().rpartition(":")[0]
 
 
-def _authorization(details: grpc.HandlerCallDetails) -> str | bytes | None:
-    return next((value for key, value in details.invocation_metadata if key == "authorization"), None)
+def _metadata(details: grpc.HandlerCallDetails, name: str) -> str | bytes | None:
+    """Return the first value of a key; gRPC's keys are lower case."""
+    return next((value for key, value in details.invocation_metadata if key == name), None)
 
 
 async def _abort(context: _Context, status: ErrorStatus) -> NoReturn:

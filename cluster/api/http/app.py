@@ -23,6 +23,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from cluster.access.access_control import AccessControl
 from cluster.access.caller import Caller, calling_as
+from cluster.access.trace_context import HEADER as TRACEPARENT
+from cluster.access.trace_context import parse_traceparent, traced_as
 from cluster.api.http.errors import error_of, internal_error, refused
 from cluster.api.http.receiving.authentication import Authentication, EveryAnswer, caller_of
 from cluster.api.http.receiving.body_budget import BodyBudget
@@ -146,7 +148,8 @@ class Endpoint:
         request = call.request
         try:
             async with self._in_progress:
-                with calling_as(caller):
+                trace = parse_traceparent(request.headers.get(TRACEPARENT))
+                with calling_as(caller), traced_as(trace):
                     response = await self._handled(call)
                     await response(request.scope, receive, send)
         except ClusterError as error:

@@ -84,6 +84,26 @@ async def test_an_ingress_writes_a_request_trace_if_it_is_told_to(tmp_path: Path
     assert (parse_line(line).request_id, parse_line(line).num_attempts) == ("r", 0)
 
 
+async def test_an_ingress_traces_to_a_collector_if_it_is_told_to() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="it comes with the extra otel")
+    from tests.cluster.observability.tracing.otlp_sink import otlp_sink
+
+    with otlp_sink() as sink:
+        settings = {"port": 0, "http": None, "tracing": {"endpoint": sink.endpoint, "sample_ratio": 1.0}}
+        process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())
+        ports = await process.start(FACTS)
+        try:
+            async with GenerateClient(f"127.0.0.1:{ports.grpc}") as client:
+                with pytest.raises(CallFailed):
+                    await client.complete("hello", request_id="r")
+        finally:
+            await process.drain(0)
+        span = next(one for one in sink.spans if one.name.startswith("text_completion"))
+    attributes = {one.key: one.value.string_value for one in span.attributes}
+    assert (attributes["gen_ai.response.id"], attributes["error.type"]) == ("r", "invalid")
+    assert attributes["raypd.ingress"] == member().party.name
+
+
 async def test_an_ingress_whose_files_are_wrong_does_not_open(tmp_path: Path) -> None:
     settings = {"port": 0, "tokens": tmp_path / "nothing"}
     process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())

@@ -104,6 +104,22 @@ def test_a_directory_for_the_request_trace_that_cannot_be_made_is_named(tmp_path
     assert not (tmp_path / "new").exists()
 
 
+def test_tracing_without_its_extra_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    ingress = IngressConfig.model_validate({"port": 0, "http": None, "tracing": {}})
+    exporter = "opentelemetry.exporter.otlp.proto.http"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    mistake = f"ingress.tracing needs {exporter}: pip install 'raypd[otel]', or leave tracing out"
+    assert find_ingress_mistakes(ingress) == [mistake]
+
+    def find_no_parent(name: str) -> None:
+        raise ModuleNotFoundError(name)
+
+    monkeypatch.setattr("importlib.util.find_spec", find_no_parent)
+    assert find_ingress_mistakes(ingress) == [mistake]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert find_ingress_mistakes(ingress) == []
+
+
 def test_kv_caches_that_do_not_fit_together_are_refused_with_the_figures() -> None:
     settings: dict[str, Any] = {
         "cache": {"kv_cache_memory_gib": 6},

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-from actors.core.requests.request import RequestStatus
+from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
 from actors.core.requests.request_status import TRANSITIONS
-from actors.core.vllm_view import num_tokens_with_spec
+from actors.core.requests.sampling_params import SamplingParams
+from actors.core.vllm_view import num_tokens_with_spec, trace_headers
 from actors.errors import IllegalTransition
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import EOS, make_request
@@ -41,6 +42,15 @@ def test_drafted_tokens_are_counted_apart() -> None:
     request = make_request("a", [1, 2, 3])
     request.spec_token_ids = [4, 5]
     assert (request.num_tokens, num_tokens_with_spec(request)) == (3, 5)
+
+
+def test_a_trace_context_is_handed_on_as_vllm_names_it() -> None:
+    header = f"00-{'1' * 32}-{'2' * 16}-01"
+    core_request = EngineCoreRequest(
+        request_id="a", prompt_token_ids=[1], sampling_params=SamplingParams(), traceparent=header
+    )
+    assert trace_headers(Request.from_engine_core_request(core_request)) == {"traceparent": header}
+    assert trace_headers(make_request("a")) is None
 
 
 def test_ignored_eos_does_not_stop_but_a_stop_token_does() -> None:
