@@ -14,13 +14,13 @@ from cluster.bench.objectives import GOODPUT_SAID
 from cluster.bench.pairs import PAIRS_SAID, Comparison
 from cluster.bench.summary import DEFINITIONS, LATE_S, Summary
 
-_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "client_queue_time": "client queue time"}
+METRIC_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "client_queue_time": "client queue time"}
 
 
 def print_summary(console: Console, summary: Summary, metrics: Sequence[str], title: str) -> None:
     """Print the figures of a run, and warnings about unreliable figures. metrics: the names that are shown"""
     counts = Table(title=title, title_justify="left", show_header=False, box=None)
-    for label, value in _lines(summary):
+    for label, value in summary_lines(summary):
         counts.add_row(label, value)
     console.print(counts)
     console.print(_metrics_table(summary.metrics, metrics))
@@ -28,7 +28,8 @@ def print_summary(console: Console, summary: Summary, metrics: Sequence[str], ti
         console.print(f"[yellow]warning[/] {warning}", soft_wrap=True, highlight=False)
 
 
-def _lines(summary: Summary) -> list[tuple[str, str]]:
+def summary_lines(summary: Summary) -> list[tuple[str, str]]:
+    """Return the names and the values of a run's figures, without those of metrics."""
     lines = [
         ("Successful requests:", str(summary.num_completed)),
         ("Failed requests:", str(summary.num_failed)),
@@ -67,7 +68,7 @@ def _metrics_table(metrics: Mapping[str, Distribution], shown: Sequence[str]) ->
     for name in shown:
         if name not in metrics:
             continue
-        metric, label = metrics[name], _NAMES.get(name, name)
+        metric, label = metrics[name], METRIC_NAMES.get(name, name)
         table.add_row(f"{label} mean", *_cells(metric.mean, is_thin=metric.num_values < 10))
         for percent, one in metric.percentiles.items():
             is_thin = metric.is_thin(percent)

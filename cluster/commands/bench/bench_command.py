@@ -186,6 +186,15 @@ def bench(
             rich_help_panel=_FIGURES,
         ),
     ] = None,
+    html_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--html",
+            help="Write the figures with plots to this HTML file, one page that needs no other file; with --pair, both "
+            "servers side by side.",
+            rich_help_panel=_FIGURES,
+        ),
+    ] = None,
 ) -> None:
     """Measure a server with an OpenAI-compatible API under load: raypd or any other.
 
@@ -229,6 +238,7 @@ def bench(
         timeout_s=timeout_s,
         seed=seed,
         json_file=json_file,
+        html_file=html_file,
     )
     try:
         benchmark, credentials = check(options), Credentials.from_environment()

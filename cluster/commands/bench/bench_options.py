@@ -60,6 +60,7 @@ class BenchOptions:
     timeout_s: float = 600.0
     seed: int | None = None
     json_file: Path | None = None
+    html_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ def _mistakes(options: BenchOptions) -> list[str]:
         f"--pairs must be at least {MIN_PAIRS}, or the ratios have no 90 % interval": len(options.urls) == 2
         and options.num_pairs < MIN_PAIRS,
         f"--json {options.json_file} cannot be written": not _is_writable(options.json_file),
+        f"--html {options.html_file} cannot be written": not _is_writable(options.html_file),
     }
     return [mistake for mistake, is_made in found.items() if is_made]
 

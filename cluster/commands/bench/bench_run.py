@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from cluster.bench.arrivals import PlannedRequest
 from cluster.bench.document import MeasuredRun, document_of, write_document
 from cluster.bench.http_sender import CallForm, HttpSender
 from cluster.bench.load import LoadResult, offer_load
+from cluster.bench.page.result_page import MeasuredServer, Result, write_page
 from cluster.bench.pairs import Comparison, a_is_first, compare
 from cluster.bench.prompts import PromptSource, Vocabulary, read_vocabulary
 from cluster.bench.report import print_comparison, print_definitions, print_summary
@@ -44,7 +46,7 @@ class _Server:
 
 
 async def run_benchmark(benchmark: Benchmark, credentials: Credentials, token: str, console: Console) -> None:
-    """Measure, print, and write the JSON file.
+    """Measure, print, and write the JSON file and the page.
 
     token: the bearer token, sent if the credentials have none
     Raises InvalidConfig before anything is sent, CannotMeasure if a server does not answer as it has to, and, after
@@ -71,6 +73,9 @@ async def run_benchmark(benchmark: Benchmark, credentials: Credentials, token: s
     if benchmark.options.json_file is not None:
         _write(benchmark, servers, runs, comparisons)
         console.print(f"written to {benchmark.options.json_file}", highlight=False, soft_wrap=True)
+    if benchmark.options.html_file is not None:
+        _write_page(benchmark, servers, runs, comparisons)
+        console.print(f"written to {benchmark.options.html_file}", highlight=False, soft_wrap=True)
     for run in runs:
         if run.summary.num_completed == 0:
             kinds = ", ".join(run.summary.failures)
@@ -239,11 +244,6 @@ def _write(
     comparisons: dict[str, Comparison],
 ) -> None:
     assert benchmark.options.json_file is not None
-    options = {
-        name: str(value) if name in ("tokenizer", "trace", "json_file") and value is not None else value
-        for name, value in dataclasses.asdict(benchmark.options).items()
-        if name != "headers"  # Headers may contain secrets, such as tokens.
-    }
     described = [
         {
             "label": one.label,
@@ -253,5 +253,29 @@ def _write(
         }
         for one in servers
     ]
-    created = datetime.now(UTC).isoformat(timespec="seconds")
-    write_document(benchmark.options.json_file, document_of(created, options, described, runs, comparisons))
+    document = document_of(_now(), _shown_options(benchmark), described, runs, comparisons)
+    write_document(benchmark.options.json_file, document)
+
+
+def _write_page(
+    benchmark: Benchmark,
+    servers: Sequence[_Server],
+    runs: Sequence[MeasuredRun],
+    comparisons: dict[str, Comparison],
+) -> None:
+    assert benchmark.options.html_file is not None
+    described = [MeasuredServer(one.label, one.target.base_url, one.model.id) for one in servers]
+    result = Result(_now(), _shown_options(benchmark), described, runs, comparisons, benchmark.metrics)
+    write_page(benchmark.options.html_file, result)
+
+
+def _shown_options(benchmark: Benchmark) -> dict[str, object]:
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in dataclasses.asdict(benchmark.options).items()
+        if name != "headers"  # Headers may contain secrets, such as tokens.
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

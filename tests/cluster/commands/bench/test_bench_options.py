@@ -67,6 +67,7 @@ def test_objectives_are_sent_as_the_aims_of_each_request(slo: list[str], aims: d
         ({"urls": [URL, URL], "num_pairs": 4}, "--pairs must be at least 5"),
         ({"json_file": Path("/missing/folder/x.json")}, "--json /missing/folder/x.json cannot be written"),
         ({"json_file": Path("/")}, "--json / cannot be written"),
+        ({"html_file": Path("/missing/folder/x.html")}, "--html /missing/folder/x.html cannot be written"),
         ({"slo": ["e2el=3s"], "sends_slo": True}, "--send-slo: it needs --slo with ttft, tpot or itl"),
         ({"slo": ["ttft=soon"]}, "--slo: 'ttft=soon' is not ttft, tpot"),
         ({"percentile_metrics": "ttft,latency"}, "--percentile-metrics: 'latency' is not one of ttft, tpot"),

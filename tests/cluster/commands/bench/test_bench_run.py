@@ -80,10 +80,13 @@ async def test_a_chat_is_measured_with_words() -> None:
     assert [len(content.split()) for content in contents] == [8] * 4
 
 
-async def test_two_servers_are_measured_in_turns_with_the_same_prompts() -> None:
+async def test_two_servers_are_measured_in_turns_with_the_same_prompts(tmp_path: Path) -> None:
     async with scripted_server(_answers()) as one, scripted_server(_answers()) as other:
-        shown = await _run(one.url, other.url, num_warmups=0)
+        shown = await _run(one.url, other.url, num_warmups=0, html_file=tmp_path / "out.html", headers=["x-key=secret"])
     assert "5 pairs, medians" in shown
+    page = (tmp_path / "out.html").read_text()
+    assert page.count("<details>") == 10
+    assert "secret" not in page, "headers may contain tokens"
     assert "output tok/s" in shown
     prompts = [[body["prompt"] for body in server.bodies["/v1/completions"]] for server in (one, other)]
     assert prompts[0] == prompts[1]
