@@ -8,7 +8,7 @@ import pytest
 
 from tests.models import children
 from tests.models.children import try_all
-from tests.models.table import PAGE, render, row_of, rows_on_page
+from tests.models.table import PAGE, render, render_figures, row_of, rows_on_page
 from tests.models.tiny_configs import MODEL_TYPES
 from tests.models.trial import ABILITIES, Outcome, try_model_type
 
@@ -24,6 +24,10 @@ def test_the_page_says_the_truth_about_a_sample(model_type: str, tmp_path: Path)
 
 def test_the_page_has_a_row_for_every_model_type() -> None:
     assert sorted(rows_on_page()) == list(MODEL_TYPES)
+
+
+def test_the_page_ends_with_the_sizes_of_published_models() -> None:
+    assert PAGE.read_text(encoding="utf-8").endswith(render_figures()), "run `make models`"
 
 
 @pytest.mark.slow

@@ -49,6 +49,8 @@ class Checkpoint:
     @property
     def head_dim(self) -> int:
         """The number of elements of one head's key."""
+        if self.number("kv_lora_rank"):
+            return self.number("qk_nope_head_dim") + self.number("qk_rope_head_dim")
         return self.number("head_dim") or self.number("hidden_size", "n_embd") // max(self.num_heads, 1)
 
     @property

@@ -19,7 +19,7 @@ from cluster.checks.model_check import find_adapter_mistakes, find_model_mistake
 from cluster.checks.startup_checks import find_ingress_file_mistakes, find_memory_mistakes
 from cluster.commands.doctor.checkpoint import Checkpoint, check_tokenizer, read_checkpoint
 from cluster.commands.doctor.findings import GIB, Finding, Verdict, failure, warning
-from cluster.commands.doctor.memory_budget import GPU_MEMORY_GIB, check_budget
+from cluster.commands.doctor.memory_budget import GPU_MEMORY_GIB, check_budget, describe_kv
 from cluster.commands.doctor.node import NodeFacts, judge_node, look_at_node
 from cluster.commands.doctor.role_counts import judge_roles
 from cluster.config import ClusterConfig
@@ -76,6 +76,9 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[F
 def _look_around(config: ClusterConfig, checkpoint: Checkpoint | None, gpu: str | None) -> Iterator[Finding]:
     """Yield the findings about the engines' roles, the machines and their memory. gpu: as in examine()"""
     yield judge_roles(config)
+    if checkpoint is not None:
+        role = next(role for role in (EngineRole.DECODE, EngineRole.BOTH, *EngineRole) if config.group(role).count)
+        yield describe_kv(checkpoint, config.engine_config(role))
     if gpu is not None:
         room = {role: (int(GPU_MEMORY_GIB[gpu] * GIB), True) for role in EngineRole}
         yield from _budgets(config, checkpoint, room)

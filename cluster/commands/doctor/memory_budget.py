@@ -16,7 +16,7 @@ from actors.model.cache.kv_cache_size import choose_num_blocks
 from actors.model.errors import KVCacheTooSmall
 from cluster.commands.doctor.checkpoint import Checkpoint
 from cluster.commands.doctor.findings import GIB, Finding, failure, gib, ok, warning
-from kv_transfer.layout import KVCacheLayout, rank_kv_heads
+from cluster.commands.doctor.kv_figures import KVFigures, kv_figures
 
 GPU_MEMORY_GIB: Final = {"a100": 79.2, "h100": 79.6, "h200": 139.8, "b200": 178.4, "l40s": 44.5}
 """The free memory that CUDA reports on an idle GPU of each kind, in GiB."""
@@ -89,11 +89,8 @@ def plan_memory(
     so many ranks.
     """
     tp_size = engine.parallel.tensor_parallel_size
-    num_heads = len(rank_kv_heads(checkpoint.num_kv_heads, tp_size, 0))
-    dtype, dtype_bytes = checkpoint.dtype(engine.model.dtype), checkpoint.dtype_bytes(engine.model.dtype)
     block_size = engine.cache.block_size
-    geometry = (1, num_heads, checkpoint.num_layers, block_size, checkpoint.head_dim)
-    block_size_bytes = KVCacheLayout(*geometry, dtype, dtype_bytes, "").block_size_bytes
+    block_size_bytes = block_size * figures_of(checkpoint, engine).rank_bytes_per_token(tp_size)
     weights, activations = weight_bytes(checkpoint, engine), activation_bytes(checkpoint, engine)
     left = free_bytes - weights - activations - (_CUDA_BYTES if is_gpu else 0)
     max_model_len = engine.model.max_model_len or checkpoint.max_model_len
@@ -112,6 +109,29 @@ def plan_memory(
             f"{gib(max(left, 0))} are left"
         )
     return MemoryBudget(free_bytes, weights, activations, block_size_bytes, block_size, num_blocks, max_model_len)
+
+
+def figures_of(checkpoint: Checkpoint, engine: EngineConfig) -> KVFigures:
+    """Return the sizes of the checkpoint's KV with an engine's settings."""
+    dtype_bytes = checkpoint.dtype_bytes(engine.model.dtype)
+    return kv_figures(checkpoint.text_config, dtype_bytes=dtype_bytes, block_size=engine.cache.block_size)
+
+
+def describe_kv(checkpoint: Checkpoint, engine: EngineConfig) -> Finding:
+    """Tell the sizes of the checkpoint's KV, and what a handoff moves. engine: the settings of decode engines"""
+    figures, tp_size = figures_of(checkpoint, engine), engine.parallel.tensor_parallel_size
+    check = "KV cache"
+    try:
+        moved, blocks = figures.transfer_bytes_per_token(tp_size), figures.blocks_per_gib(tp_size)
+    except ValueError as error:
+        return failure(check, str(error), "choose another parallel.tensor_parallel_size")
+    state = f", {figures.state_bytes} bytes of recurrent state a request" if figures.state_bytes else ""
+    return ok(
+        check,
+        f"{figures.bytes_per_token} bytes a token in {checkpoint.dtype(engine.model.dtype)}{state}; "
+        f"{blocks} blocks of {figures.block_size} tokens fit into a GiB{' of a rank' if tp_size > 1 else ''}; "
+        f"a handoff moves {moved} bytes a token",
+    )
 
 
 def check_budget(
