@@ -25,6 +25,7 @@ from typing import Final
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.core.outputs.step_stats import StepStats
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.block_hash import BlockHasher, BlockHashKey
 from actors.core.requests.request import EngineCoreRequest, FinishReason, Request, RequestStatus
@@ -102,6 +103,7 @@ class EngineCore:
         self._max_steps_ahead = int(scheduler.overlaps)
         self._under_way: deque[_StartedStep] = deque()
         self._step_costs = costs or EngineCosts()
+        self._step_stats = StepStats()
         self._last_end_s = -math.inf
         self._num_replayed_steps = 0
         self._inbox: deque[_Submission | _Abort | _Preload | _Question] = deque()
@@ -168,6 +170,8 @@ class EngineCore:
         ended_s = self._clock()
         began_s, self._last_end_s = max(started.started_s, self._last_end_s), ended_s
         output = started.output
+        if output.total_num_scheduled_tokens:
+            self._step_stats.add(ended_s - began_s, output.total_num_scheduled_tokens)
         # Images and adapters take time of their own, which is no part of the model's steps.
         if output.total_num_scheduled_tokens and not (output.scheduled_encoder_inputs or output.adapter_commands):
             batch, drafts = output.batch, output.scheduled_spec_decode_tokens
@@ -188,7 +192,12 @@ class EngineCore:
         model = self._step_costs.model()
         self.scheduler.chunk_budget.use_model(model)
         stats = self.scheduler.make_stats()
-        return replace(stats, step_costs=model, num_replayed_steps=self._num_replayed_steps)
+        return replace(
+            stats,
+            step_costs=model,
+            step_stats=self._step_stats.snapshot(),
+            num_replayed_steps=self._num_replayed_steps,
+        )
 
     def num_taken_by_client(self) -> dict[int, int]:
         """Return how many requests of each client were taken out of the inbox; only from the engine thread."""

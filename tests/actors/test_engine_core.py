@@ -120,8 +120,11 @@ def test_steps_are_observed_with_the_time_since_the_step_before(overlap: bool) -
     executor.while_it_runs = pass_time
     core.submit(request("a", 40))
     run(core, 80)
-    costs = core.make_stats().step_costs
+    costs, steps = core.make_stats().step_costs, core.make_stats().step_stats
     assert costs is not None
+    assert steps is not None
+    assert steps.num_tokens == len(PROMPT) + 39
+    assert (sum(steps.num_by_duration), sum(steps.num_by_size)) == (40, 40)
     assert {one.kind: one.num_steps for one in costs.residuals} == {"decode": 38, "prefill": 0, "mixed": 0}
     assert costs.seconds(StepShape(1, 1, 20)) == pytest.approx(0.25, rel=0.05)
 

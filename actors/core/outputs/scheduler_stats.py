@@ -9,6 +9,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from actors.config import SpeculativeConfig
+from actors.core.outputs.step_stats import StepStats
 from actors.core.requests.adapter import AdapterStats
 from actors.costs.step_cost_model import StepCostModel
 from kv_transfer.connector.store_steps import StoreStats
@@ -136,6 +137,7 @@ class SchedulerStats:
     adapter_stats: AdapterStats | None = None
     embedding_stats: EmbeddingStats | None = None
     load_report: LoadReport | None = None
+    step_stats: StepStats | None = None
     step_costs: StepCostModel | None = None
     """The durations of steps as the engine predicts them; None if it has not reported any prediction."""
 
