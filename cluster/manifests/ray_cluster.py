@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from cluster.config import ClusterConfig
+from cluster.manifests.inference_pool import labels_of_group
 from cluster.manifests.objects import Manifest, common_labels, container_security, manifest, quantity
 from cluster.manifests.pod_groups import ROLE_LABEL, PodGroup, head_group, worker_groups
 from cluster.manifests.pods import head_template, worker_template
@@ -15,6 +18,7 @@ REDIS_PASSWORD_KEY: Final = "password"
 
 _API: Final = "ray.io/v1"
 _OBJECT_STORE_BYTES: Final = 256 * 2**20
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def ray_cluster(config: ClusterConfig, image: str) -> Manifest:
@@ -71,7 +75,9 @@ def _worker_group(config: ClusterConfig, image: str, group: PodGroup) -> Manifes
         "maxReplicas": group.max_pods,
         "rayStartParams": _ray_start_params(),
         **_offered(group),
-        "template": _with_labels(config.kubernetes, worker_template(config, image, group)),
+        "template": _with_labels(
+            config.kubernetes, worker_template(config, image, group), labels_of_group(config, group.name)
+        ),
     }
 
 
@@ -86,8 +92,8 @@ def _offered(group: PodGroup) -> Manifest:
     return {"labels": {ROLE_LABEL: group.name}, "resources": resources}
 
 
-def _with_labels(kubernetes: KubernetesConfig, template: Manifest) -> Manifest:
+def _with_labels(kubernetes: KubernetesConfig, template: Manifest, further: Mapping[str, str] = _NO_LABELS) -> Manifest:
     metadata = template["metadata"]
     assert isinstance(metadata, dict)
-    metadata["labels"] = dict(common_labels(kubernetes))
+    metadata["labels"] = {**common_labels(kubernetes), **further}
     return template

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cluster.config import ClusterConfig
+from cluster.manifests.inference_pool import inference_pools
 from cluster.manifests.inside import internal_certificates
 from cluster.manifests.job import config_map, nccl_config_map, serve_job
 from cluster.manifests.objects import Manifest, manifest
@@ -31,6 +32,7 @@ def render(config: ClusterConfig) -> list[Manifest]:
         *disruption_budgets(config),
         *network_policies(config),
         *pod_monitors(config),
+        *inference_pools(config),
         serve_job(config, image),
     ]
 

@@ -176,6 +176,22 @@ class MonitoringConfig(_Settings):
     )
 
 
+class InferencePoolConfig(_Settings):
+    """The ingresses as an InferencePool of the Gateway API Inference Extension, whose CRDs have to be installed."""
+
+    endpoint_picker: str = Field(
+        "raypd-epp",
+        description="Name of the Service of the endpoint picker, which you install. It reads the ingresses' metrics "
+        "under vLLM's names, so ingress.http.metrics_dialects needs vllm; it shows no token.",
+    )
+    port: int = Field(9002, ge=1, le=65535, description="Port of the endpoint picker's Service.")
+    failure_mode: Literal["FailOpen", "FailClose"] = Field(
+        "FailOpen",
+        description="Whether the gateway forwards requests to any ingress (FailOpen) or refuses them (FailClose) while "
+        "the endpoint picker does not answer.",
+    )
+
+
 class KubernetesConfig(_Settings):
     """The settings of `raypd manifests`; `raypd serve` ignores them."""
 
@@ -248,6 +264,9 @@ class KubernetesConfig(_Settings):
     )
     service_type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = Field(
         "ClusterIP", description="Type of the Service that clients call."
+    )
+    inference_pool: InferencePoolConfig | None = Field(
+        None, description="InferencePool of the ingresses, for a gateway with an endpoint picker; default: none."
     )
     monitoring: MonitoringConfig | None = Field(None, description="Objects for the Prometheus operator; default: none.")
 

@@ -55,7 +55,8 @@ def _on(*overlays: str, also: Sequence[ParameterSet] = ()) -> pytest.MarkDecorat
     return pytest.mark.parametrize("deployment", [*cases, *also], indirect=True)
 
 
-@_on(*OVERLAYS, also=[_FOUR_RANKS])
+# The pods of gateway-inference run what those of cpu-demo run.
+@_on(*(name for name in OVERLAYS if name != "gateway-inference"), also=[_FOUR_RANKS])
 async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drains_before_it_stops(
     deployment: Deployment,
 ) -> None:

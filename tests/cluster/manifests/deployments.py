@@ -11,7 +11,7 @@ from cluster.manifests.objects import Manifest
 from cluster.manifests.render import render, render_trial
 
 KUBERAY: Final = Path(__file__).parents[3] / "deploy" / "kuberay"
-OVERLAYS: Final = ("cpu-demo", "gpu-1p1d", "gpu-xpyd-tp", "rdma")
+OVERLAYS: Final = ("cpu-demo", "gateway-inference", "gpu-1p1d", "gpu-xpyd-tp", "rdma")
 
 
 @cache

@@ -183,6 +183,7 @@ def test_every_pod_meets_the_restricted_standard_but_for_rdma() -> None:
     }
     assert levels == {
         "cpu-demo": "restricted",
+        "gateway-inference": "restricted",
         "gpu-1p1d": "restricted",
         "gpu-xpyd-tp": "restricted",
         "rdma": "privileged",

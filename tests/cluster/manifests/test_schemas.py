@@ -15,7 +15,7 @@ from tests.cluster.manifests.crd_schemas import CRDS, validator
 from tests.cluster.manifests.deployments import everything, of_kind
 
 _KUBERNETES = "1.33"
-_OWN_SCHEMAS = {"ray.io/v1", "monitoring.coreos.com/v1", "cert-manager.io/v1"}
+_OWN_SCHEMAS = {"ray.io/v1", "monitoring.coreos.com/v1", "cert-manager.io/v1", "inference.networking.k8s.io/v1"}
 
 needs_crds = pytest.mark.skipif(
     not CRDS.is_dir(), reason="KubeRay's CRDs are not beside this repository, in ../shared/reference/crds"
