@@ -17,11 +17,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.core.outputs.scheduler_stats import SchedulerStats
-from cluster.observability.metrics import ServingMetrics, exposition
-from cluster.observability.routing_figures import RoutingSummary, RoutingTotals
-from cluster.observability.status import ClusterView, EngineView, RequestView
-from kv_transfer.transfer_stats import TransferStats
+from cluster.observability.metrics_page import declarations
+from tests.cluster.observability.exposed import full_text
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 _RULES = yaml.safe_load((_DEPLOY / "prometheus" / "rules.yaml").read_text())["groups"]
@@ -33,16 +30,7 @@ _OF_PROMETHEUS = {"up": set[str]()}
 @cache
 def _metrics() -> dict[str, set[str]]:
     """The labels of each metric that an ingress tells, by the name of its samples."""
-    routed = RoutingTotals((1, 0, 0, 0), 1.0, 1.0, (1,) * len(RoutingTotals().num_by_error))
-    metrics = ServingMetrics(lambda: RoutingSummary(routed, routed))
-    metrics.on_end("stop", 1.0)
-    metrics.on_http("/v1/models", 200)
-    metrics.certificate_ends_at_s = lambda: 1.0
-    stats = SchedulerStats(transfer_stats=TransferStats(oldest_pin_at_s=1.0), refused_messages={"refused request": 1})
-    engine = EngineView("decode-0", 1, "decode", "ready", stats=stats)
-    view = ClusterView("model", 2.0, 1, (engine,), (RequestView("a", 1.0, "decode"),))
-    text = exposition(metrics, view).decode()
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    samples = [sample for family in text_string_to_metric_families(full_text()) for sample in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}
 
 
@@ -62,8 +50,22 @@ def _queries() -> dict[str, str]:
     for panel in _panels():
         for target in panel["targets"]:
             # Grafana's variable for a range that suits the panel's width.
-            queries[f"panel {panel['title']} {target['refId']}"] = target["expr"].replace("$__rate_interval", "5m")
+            queries[f"panel {panel['id']} {panel['title']} {target['refId']}"] = target["expr"].replace("$__rate_interval", "5m")
+    for annotation in _DASHBOARD["annotations"]["list"]:
+        queries[f"annotation {annotation['name']}"] = annotation["expr"]
+    for variable in _DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            queries[f"variable {variable['name']}"] = _series_of(variable["query"])
     return queries
+
+
+def _series_of(variable: str) -> str:
+    """The series whose label a variable of Grafana lists, chosen by that label as well."""
+    listed = re.fullmatch(r"label_values\((\w+)(?:\{(.*)\})?, (\w+)\)", variable)
+    assert listed is not None, variable
+    name, chosen, label = listed.groups()
+    matchers = ", ".join(filter(None, [chosen, f'{label}!=""']))
+    return f"{name}{{{matchers}}}"
 
 
 def _nodes(query: str) -> list[Any]:
@@ -112,9 +114,18 @@ def test_a_query_asks_for_metrics_that_there_are(place: str) -> None:
 
 def test_every_metric_of_an_ingress_is_shown_or_watched() -> None:
     asked = {name for query in _queries().values() for name, _ in _selectors(query)}
+    leaving = {one.name for one in declarations() if one.replaced_by}
     unseen = {name for name in _metrics() if name not in asked and not name.endswith(("_sum", "_count", "_created"))}
+    unseen -= leaving
 
     assert unseen == set()
+    assert leaving & asked == set(), "a metric that leaves is still asked for"
+
+
+def test_a_variable_that_a_query_uses_is_one_of_the_dashboards() -> None:
+    variables = {variable["name"] for variable in _DASHBOARD["templating"]["list"]} | {"__rate_interval"}
+    text = json.dumps(_DASHBOARD)
+    assert set(re.findall(r"\$\{?(\w+)", text)) <= variables | {"__all"}
 
 
 def test_each_alert_says_what_to_do_and_what_the_issue_wants_is_watched() -> None:

@@ -13,11 +13,14 @@ import pytest
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
 from tests.chaos.reach import Reach
+from tests.cluster.observability.exposed import labels_by_sample, undeclared
 from tests.integration.cluster_load import load
-from tests.integration.served import ServeProcess, process_listening_at
+from tests.integration.served import ROOT, ServeProcess, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 
 _BUSY_S = 6.0
+_DASHBOARD = ROOT / "deploy" / "grafana" / "raypd.json"
+_RULES = ROOT / "deploy" / "prometheus" / "rules.yaml"
 
 
 @pytest.mark.more
@@ -54,6 +57,7 @@ async def test_an_ingress_with_a_busy_event_loop_lives_on_and_its_streams_too(
         metrics = await asyncio.to_thread(_metrics, process.http_address)
         [lag_s] = re.findall(r"^raypd_event_loop_lag_seconds (\S+)$", metrics, re.MULTILINE)
         assert _BUSY_S - 1 <= float(lag_s) < 60
+        _check_against_dashboard(metrics)
         assert await asyncio.to_thread(process.stop) == 0, "\n".join(process.lines)
     finally:
         process.kill_if_alive()
@@ -66,6 +70,20 @@ async def _until_it_has_time_again(client: GenerateClient) -> admin_pb2.GetStatu
             if any("has time again" in decision.text for decision in status.decisions):
                 return status
             await asyncio.sleep(0.2)
+
+
+def _check_against_dashboard(metrics: str) -> None:
+    """Hold that a cluster under load tells what is declared, and all that rules and dashboard ask for.
+
+    Without drafts, stores, adapters, images, a planner, a certificate and a request trace, it has no metrics of these.
+    """
+    told = labels_by_sample(metrics)
+    asked = set(re.findall(r"\b(?:raypd|process)_\w+", _DASHBOARD.read_text() + _RULES.read_text()))
+    features = "draft|store|adapter|image|planner|certificate|request_trace|ratio$|refused_messages"
+    assert undeclared(metrics) == {}
+    assert {name for name in asked - told.keys() if not re.search(features, name)} == set()
+    answered = re.findall(r"^raypd_request_decode_seconds_count\{.*\} (\S+)$", metrics, re.MULTILINE)
+    assert sum(map(float, answered)) > 0
 
 
 def _metrics(address: str) -> str:
