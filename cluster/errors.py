@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Self
 
 from cluster.api.protos.shared_errors import ClusterError as ClusterError
@@ -98,12 +99,24 @@ class AdapterNotFound(ClusterError):
         super().__init__(str(self.violations[0]))
 
 
+class OverloadLimit(StrEnum):
+    """The limit that a refused request would have exceeded."""
+
+    REQUESTS = "requests"
+    """The requests in flight."""
+    WAITING_TOKENS = "waiting_tokens"
+    """The tokens of prompts that wait."""
+    MEMORY = "memory"
+    """The memory for bodies of requests, or for images."""
+
+
 class Overloaded(ClusterError):
     """Too many requests are in flight, or too many tokens wait. retry_delay_s: when to try again"""
 
-    def __init__(self, reason: str, retry_delay_s: float) -> None:
+    def __init__(self, reason: str, retry_delay_s: float, *, limit: OverloadLimit = OverloadLimit.MEMORY) -> None:
         super().__init__(f"{reason}; retry in {retry_delay_s:.3g} s")
         self.retry_delay_s = retry_delay_s
+        self.limit = limit
 
 
 class AllowanceSpent(Overloaded):

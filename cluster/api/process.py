@@ -14,13 +14,15 @@ from actors.process.loop_watch import LoopWatch
 from cluster.access.access_control import AccessControl
 from cluster.access.server_tls import ServerTls
 from cluster.access.tokens import Tokens
+from cluster.api.controller_watch import ControllerWatch
 from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.api.http.server import HttpServer
 from cluster.api.model_loader import ModelLoader
 from cluster.api.shared.admin import ClusterAdmin
 from cluster.api.shared.ports import IngressPorts
+from cluster.api.shared.version import server_version
 from cluster.config import ClusterConfig
-from cluster.errors import CanaryFailed, ControllerUnavailable, EngineLost
+from cluster.errors import CanaryFailed, EngineLost
 from cluster.observability.request_records import RecordQuery
 from cluster.observability.routing_figures import RoutingSummary, merged
 from cluster.observability.status import (
@@ -34,6 +36,7 @@ from cluster.observability.status import (
 )
 from cluster.observability.trace_writing.request_tracer import RequestTracer, start_tracer
 from cluster.observability.tracing.request_tracing import RequestTracing
+from cluster.observability.vllm_dialect import IngressLoad, VllmDialect
 from cluster.planning.offered_load import LoadWindow, OfferedLoad
 from cluster.planning.plan_record import PlannerMode
 from cluster.requests.migration import MigrationPlanner
@@ -47,6 +50,7 @@ from cluster.sessions.canary import run_canary
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.sessions.session import EngineSession
 from cluster.sessions.session_pool import SessionPool
+from cluster.settings.http import HttpConfig
 from cluster.settings.ingress import IngressConfig
 from cluster.text.adapters import AdapterDirectory
 from kv_transfer.trust.membership import Member
@@ -54,7 +58,6 @@ from kv_transfer.trust.membership import Member
 _CANARY_TIMEOUT_S = 60.0
 _CANARY_ENGINE_TIMEOUT_S = 10.0
 """An engine that has just started may stay silent for longer than one that serves."""
-_CONTROLLER_TIMEOUT_S = 2.0
 _TRACE_TIMEOUT_S = 2.0
 """A drain waits so long for the disk that the request trace is on."""
 
@@ -70,6 +73,8 @@ class IngressProcess:
         self._config = config
         self._member = member
         self._admin = admin
+        self._controller = ControllerWatch(admin)
+        self._asking: asyncio.Task[None] | None = None
         self._versions = ModelVersions()
         self._adapters = AdapterDirectory(config.lora)
         self._load_book = LoadBook()
@@ -173,6 +178,7 @@ class IngressProcess:
             tracing=self._start_tracing(),
         )
         serving.metrics.refused_messages = self._sessions().refused_messages
+        serving.metrics.version = server_version()
         view = functools.partial(self._view, serving)
         settings = _grpc_server_settings(config.ingress)
         if self._tracer is not None:
@@ -183,25 +189,46 @@ class IngressProcess:
         port = await self._grpc_server.start()
         if config.ingress.http is None:
             return IngressPorts(port)
+        self._asking = asyncio.create_task(self._controller.run())
         self._http_server = HttpServer(
             serving,
-            view,
+            functools.partial(self._recent_view, serving),
             config.ingress.http,
             host=config.ingress.host,
             access=settings.access,
             tls=None if settings.tls is None else settings.tls.ssl_context(),
             slow_reader_timeout_s=config.ingress.slow_reader_timeout_s,
             allowed_hosts=config.ingress.allowed_hosts,
+            dialect=self._dialect(serving, config.ingress.http),
         )
         return IngressPorts(port, await self._http_server.start())
 
+    def _dialect(self, serving: Serving, config: HttpConfig) -> VllmDialect | None:
+        if "vllm" not in config.metrics_dialects:
+            return None
+        return VllmDialect(serving.metrics, functools.partial(self._load, serving))
+
+    def _load(self, serving: Serving) -> IngressLoad:
+        roles = {engine.key: engine.role for engine in self._sessions().membership.engines}
+        stats = {key: newest for key, (newest, _) in self._sessions().stats().items() if key in roles}
+        usages = [one.kv_cache_usage for key, one in stats.items() if roles[key].generates] or [0.0]
+        return IngressLoad(
+            serving.request_load(),
+            kv_cache_usage=sum(usages) / len(usages),
+            block_size=max((one.block_size for one in stats.values()), default=0),
+            num_blocks=sum(one.num_blocks for one in stats.values()),
+            max_adapters=0 if self._config.lora is None else self._config.lora.max_cpu_loras,
+        )
+
     async def _view(self, serving: Serving) -> ClusterView:
         """View the cluster as it is now; without the controller's part if the controller does not answer in time."""
-        try:
-            async with asyncio.timeout(_CONTROLLER_TIMEOUT_S):
-                controller = await self._admin.status()
-        except (ControllerUnavailable, TimeoutError) as error:
-            controller = ControllerView(error=str(error) or f"no answer within {_CONTROLLER_TIMEOUT_S:g} s")
+        return self._view_with(await self._controller.ask(), serving)
+
+    async def _recent_view(self, serving: Serving) -> ClusterView:
+        """View the cluster with the controller's part as of its last answer. Asks no other process."""
+        return self._view_with(self._controller.newest, serving)
+
+    def _view_with(self, controller: ControllerView, serving: Serving) -> ClusterView:
         membership, epoch_s = self._sessions().membership, time.time() - time.monotonic()
         stats = {key: (newest, epoch_s + at_s) for key, (newest, at_s) in self._sessions().stats().items()}
         requests = serving.requests_in_flight()
@@ -252,6 +279,9 @@ class IngressProcess:
 
     async def drain(self, grace_s: float) -> None:
         """Stop the servers, and close the sessions. Requests get grace_s seconds to end; the rest are aborted."""
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
         servers = [server for server in (self._grpc_server, self._http_server) if server is not None]
         await asyncio.gather(*(server.drain(grace_s) for server in servers))
         self._versions.close()

@@ -125,6 +125,7 @@ class RequestRecords:
                 record = writer.record(self._ingress, stopwatch)
                 if writer.has_attempts:
                     self._figures.add(record, self._clock())
+                    stopwatch.count_record(record)
                     self._store.put(record)
                     self._note_end(record)
                 if is_traced and self._tracer is not None:

@@ -158,6 +158,7 @@ class ControllerView:
     update: the progress of the rolling update under way, and what delays it; "" if none is under way
     error:  why the controller did not answer; "" if it did
     plan:   the planner's newest decision; None if there is no planner, or it has not decided yet
+    taken_at_s: Unix time in seconds of the controller's last answer; 0: it has not answered yet
     """
 
     engines: tuple[EngineView, ...] = ()
@@ -166,6 +167,7 @@ class ControllerView:
     update: str = ""
     error: str = ""
     plan: PlanRecord | None = None
+    taken_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

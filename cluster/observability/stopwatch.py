@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from cluster.observability.metrics import ServingMetrics, outcome_of
+from cluster.observability.prometheus.request_figures import ModelFigures
 from cluster.parameters.generation import GenerateEnd
+from cluster.routing.request_record import RequestRecord
 
 _MAX_GAPS: Final = 128
 
@@ -22,6 +24,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float], metrics: ServingMetrics) -> None:
         self._clock = clock
         self._metrics = metrics
+        self._figures = metrics.base
         self._started_s = clock()
         self._first_token_s: float | None = None
         self._last_token_s = 0.0
@@ -63,6 +66,10 @@ class Stopwatch:
         """Longest time between output tokens, in seconds; None before the second token."""
         return self._gaps.longest_s
 
+    def count_for(self, figures: ModelFigures) -> None:
+        """Count the request from now on for another model than the base model. figures: of the other model"""
+        self._figures = figures
+
     def count(self, num_tokens: int) -> None:
         """Note that this many tokens have come now."""
         if num_tokens == 0:
@@ -70,10 +77,10 @@ class Stopwatch:
         now_s = self._clock()
         if self._first_token_s is None:
             self._first_token_s = now_s
-            self._metrics.on_first_tokens(num_tokens, now_s - self._started_s)
+            self._figures.on_first_tokens(num_tokens, now_s - self._started_s)
         else:
             gap_s = now_s - self._last_token_s
-            self._metrics.on_next_tokens(num_tokens, gap_s)
+            self._figures.on_next_tokens(num_tokens, gap_s)
             self._gaps.add(gap_s / num_tokens)
         self._last_token_s = now_s
         self._num_tokens += num_tokens
@@ -81,7 +88,12 @@ class Stopwatch:
     def end(self, end: GenerateEnd) -> None:
         """Note how the request has ended, and count its prompt."""
         self._finish = end.finish_reason.name.lower()
-        self._metrics.on_prompt(end.usage.num_prompt_tokens, end.usage.num_cached_tokens)
+        self._figures.on_prompt(end.usage.num_prompt_tokens, end.usage.num_cached_tokens)
+
+    def count_record(self, record: RequestRecord) -> None:
+        """Count the phases and the attempts of the request, which has ended. record: its record"""
+        self._figures.on_record(record, self.tpot_s)
+        self._metrics.on_record(record)
 
     @contextmanager
     def counting_the_end(self) -> Iterator[None]:
@@ -94,10 +106,11 @@ class Stopwatch:
             yield
         except BaseException as error:
             outcome = outcome_of(error)
+            self._metrics.on_error(error)
             raise
         finally:
             self.outcome, self.duration_s = self._finish or outcome, self._clock() - self._started_s
-            self._metrics.on_end(self.outcome, self.duration_s)
+            self._figures.on_end(self.outcome, self.duration_s)
 
 
 class _Gaps:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Self
 
-from cluster.errors import DeadlineUnreachable, Overloaded
+from cluster.errors import DeadlineUnreachable, Overloaded, OverloadLimit
 
 _MEMORY_S: Final = 10.0
 """Time constant in seconds of busy time by which older observations lose their weight."""
@@ -137,7 +137,7 @@ class OverloadControl:
         """Admit one more request. Raises Overloaded."""
         if self.num_requests >= self._max_requests:
             reason = f"{self.num_requests} requests are in flight, which is the limit"
-            raise Overloaded(reason, self._delay_s(self._ends, 1.0))
+            raise Overloaded(reason, self._delay_s(self._ends, 1.0), limit=OverloadLimit.REQUESTS)
         self.num_requests += 1
         self._ends.set_busy(True, self._clock())
         return AdmittedRequest(self)
@@ -151,7 +151,8 @@ class OverloadControl:
         # A prompt that is larger than the limit has to be served too: when nothing else waits.
         if waiting and waiting + num_tokens > self._max_waiting_tokens:
             reason = f"{waiting} tokens of prompts wait, and no more than {self._max_waiting_tokens} may"
-            raise Overloaded(reason, self._delay_s(self._prompts, waiting + num_tokens - self._max_waiting_tokens))
+            delay_s = self._delay_s(self._prompts, waiting + num_tokens - self._max_waiting_tokens)
+            raise Overloaded(reason, delay_s, limit=OverloadLimit.WAITING_TOKENS)
         expected_s = self.expected_wait_s(waiting + num_tokens)
         if time_left_s is not None and expected_s is not None and expected_s > _DOUBT * time_left_s:
             raise DeadlineUnreachable(time_left_s, expected_s)

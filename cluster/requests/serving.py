@@ -23,6 +23,7 @@ from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch
 from cluster.observability.trace_writing.request_tracer import RequestTracer
 from cluster.observability.tracing.request_tracing import RequestTracing
+from cluster.observability.vllm_dialect import RequestLoad
 from cluster.parameters.generation import ChatPrompt, GenerateChunk, GenerateRequest
 from cluster.planning.offered_load import OfferedLoad
 from cluster.requests.in_flight import InFlight
@@ -105,6 +106,7 @@ class Serving:
             tracer=request_tracer,
         )
         self.metrics = ServingMetrics(self.records.summary)
+        self.metrics.model_name = versions.newest(()).input_processor.model.name
         self._recovery_policy = RecoveryPolicy(settings.max_attempts, settings.recovery_timeout_s)
         self._migration_planner = migration_planner
         self._num_migrations_of_ended = 0
@@ -166,6 +168,8 @@ class Serving:
             router, turns = prompt.router(router), prompt.turns
         if in_flight.record.traceparent is not None:
             engine_request = replace(engine_request, traceparent=in_flight.record.traceparent)
+        if engine_request.lora is not None:
+            in_flight.stopwatch.count_for(self.metrics.of_adapter(engine_request.lora.name))
         in_flight.ledger.take_images(engine_request)
         in_flight.record.request, num_prompt_tokens = engine_request, len(engine_request.prompt_token_ids)
         self.records.size(in_flight.record, num_prompt_tokens)
@@ -318,6 +322,19 @@ class Serving:
         """Describe the requests in flight, oldest first, for `raypd status` and the metrics."""
         return tuple(in_flight.view() for in_flight in self._in_flight.values())
 
+    def request_load(self) -> RequestLoad:
+        """Count the requests in flight, and name the adapters that they need."""
+        waiting: dict[str, None] = {}
+        running: dict[str, None] = {}
+        num_running = 0
+        for one in self._in_flight.values():
+            has_tokens = one.stopwatch.num_tokens > 0
+            num_running += has_tokens
+            adapter = None if one.record.request is None else one.record.request.lora
+            if adapter is not None:
+                (running if has_tokens else waiting)[adapter.name] = None
+        return RequestLoad(len(self._in_flight) - num_running, num_running, tuple(waiting), tuple(running))
+
     def find_records(self, query: RecordQuery) -> list[bytes]:
         """Return the records of a request that is in flight or has ended, as RequestRecord.to_bytes(), oldest first."""
         return self.records.find(query, ((one.record, one.stopwatch) for one in self._in_flight.values()))
@@ -337,6 +354,8 @@ class Serving:
     def _admitted(self, request: GenerateRequest | VectorRequest) -> Iterator[InFlight]:
         caller, request_id, stopwatch = request.caller, request.request_id, Stopwatch(self._clock, self.metrics)
         key, now_s = (caller.tenant, request_id), asyncio.get_running_loop().time()
+        if isinstance(request, GenerateRequest) and request.lora_name:
+            stopwatch.count_for(self.metrics.of_unknown())  # Until the adapter is found: names are the client's.
         record = RecordWriter(request_id, caller.tenant, arrived_at_s=time.time(), now_s=now_s)
         with (
             self._traced(request, record, stopwatch),

@@ -16,6 +16,9 @@ HostName = Annotated[str, Field(pattern=r"^(\*|(\*\.)?[A-Za-z0-9_.:\[\]-]+)$")]
 DEFAULT_PORT: Final = 8000
 
 
+MetricsDialect = Literal["vllm"]
+
+
 class HttpConfig(BaseModel):
     """OpenAI's API over HTTP, at each ingress."""
 
@@ -27,6 +30,12 @@ class HttpConfig(BaseModel):
         le=65535,
         description="Port of the HTTP API. Further ingresses on one node take the next ports; 0 takes a free port. "
         "With ingress.port: 0 the default is 0.",
+    )
+    metrics_dialects: tuple[MetricsDialect, ...] = Field(
+        (),
+        description="Further names under which /metrics tells this ingress's own load, for tools that do not know "
+        "raypd's: vllm adds vLLM's, as endpoint pickers of the Gateway API Inference Extension read them. "
+        "/metrics/vllm has these names alone, and is cheap enough to be read many times a second.",
     )
     tool_parser: ToolParserName | None = Field(
         None,

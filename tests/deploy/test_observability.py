@@ -50,7 +50,9 @@ def _queries() -> dict[str, str]:
     for panel in _panels():
         for target in panel["targets"]:
             # Grafana's variable for a range that suits the panel's width.
-            queries[f"panel {panel['id']} {panel['title']} {target['refId']}"] = target["expr"].replace("$__rate_interval", "5m")
+            queries[f"panel {panel['id']} {panel['title']} {target['refId']}"] = target["expr"].replace(
+                "$__rate_interval", "5m"
+            )
     for annotation in _DASHBOARD["annotations"]["list"]:
         queries[f"annotation {annotation['name']}"] = annotation["expr"]
     for variable in _DASHBOARD["templating"]["list"]:

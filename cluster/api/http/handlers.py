@@ -12,7 +12,6 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 import msgspec
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,6 +20,7 @@ from cluster.access.access_control import AccessControl
 from cluster.access.caller import current_caller
 from cluster.api.http.app import Call, Endpoint, Guards, Handler, ServerState, make_app
 from cluster.api.http.errors import renamed
+from cluster.api.http.metrics_handlers import METRICS, VLLM_METRICS, MetricsHandlers
 from cluster.api.http.open_streams import OpenStreams, StreamTimes
 from cluster.api.http.openai.answers import Answer, AnswerHead, answer_id, chunks_of
 from cluster.api.http.openai.chat import ChatAnswer
@@ -71,8 +71,8 @@ from cluster.api.http.streams import EventStream, events_of
 from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.api.shared.version import server_version
 from cluster.errors import FieldViolation, InvalidRequest, NoEngineAvailable
-from cluster.observability.metrics import exposition
 from cluster.observability.status import ClusterView
+from cluster.observability.vllm_dialect import VllmDialect
 from cluster.parameters.generation import Prompt, TextPrompt, TokenPrompt
 from cluster.requests.serving import Serving
 from cluster.settings.http import HttpConfig
@@ -121,12 +121,11 @@ _PINGS: Final = [
 ]
 _PROBES: Final = (_HEALTH, _READY, *_PINGS)
 _VERSION: Final = Operation("/version", "GET", "Return raypd's version.", None, Version)
-_METRICS: Final = Operation("/metrics", "GET", "Return metrics in Prometheus' text format.", None, None)
 _OPENAPI: Final = Operation("/openapi.json", "GET", "This document.", None, None, None, ())
 _PAGE: Final = Operation("/docs", "GET", "This document as a web page.", None, None, None, ())
 OPERATIONS: Final = (
     *(_COMPLETIONS, _CHAT, _EMBEDDINGS, _CLASSIFY, *_SCORES, *_RERANKS, _MODELS, _MODEL, _TOKENIZE, _DETOKENIZE),
-    *(_HEALTH, _READY, *_PINGS, _VERSION, _METRICS),
+    *(_HEALTH, _READY, *_PINGS, _VERSION, METRICS, VLLM_METRICS),
 )
 
 
@@ -139,14 +138,16 @@ class HttpHandlers:
         view: Callable[[], Awaitable[ClusterView]],
         config: HttpConfig,
         slow_reader_timeout_s: float,
+        dialect: VllmDialect | None = None,
     ) -> None:
         """Keep what the handlers use.
 
-        view: makes a view of the cluster as it is now
+        view: makes a view of the cluster as it was lately, without asking another process
         slow_reader_timeout_s: a client that reads nothing of its stream for this long is cut off, in seconds
+        dialect: adds metrics under vLLM's names; None: there are none
         """
+        self._metrics = MetricsHandlers(serving.metrics, view, dialect)
         self._serving = serving
-        self._view = view
         self._config = config
         self.streams = OpenStreams(StreamTimes(slow_reader_timeout_s, config.keep_alive_interval_s))
         """The open streams; the server calls its run()."""
@@ -179,7 +180,8 @@ class HttpHandlers:
                 route(_READY, self.ready),
                 *(route(operation, self.health, is_work=False) for operation in _PINGS),
                 route(_VERSION, self.version, is_work=False),
-                route(_METRICS, self.metrics, is_work=False),
+                route(METRICS, self._metrics.metrics, is_work=False),
+                route(VLLM_METRICS, self._metrics.vllm_metrics, is_work=False),
                 route(_OPENAPI, self.describe, is_work=False),
                 route(_PAGE, self.page, is_work=False),
             ],
@@ -310,11 +312,6 @@ class HttpHandlers:
         """Answer /version with raypd's version, in the shape of vLLM's answer."""
         del call
         return _json(Version(server_version()))
-
-    async def metrics(self, call: Call) -> Response:
-        """Answer /metrics in Prometheus' text format."""
-        del call
-        return Response(exposition(self._serving.metrics, await self._view()), 200, media_type=CONTENT_TYPE_LATEST)
 
     async def describe(self, call: Call) -> Response:
         """Answer /openapi.json."""

@@ -25,6 +25,7 @@ from cluster.api.http.receiving.tls_connection import TlsConnection, TlsSettings
 from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.errors import AddressUnavailable
 from cluster.observability.status import ClusterView
+from cluster.observability.vllm_dialect import VllmDialect
 from cluster.requests.serving import Serving
 from cluster.settings.http import HttpConfig
 
@@ -51,22 +52,24 @@ class HttpServer:
         access: AccessControl | None = None,
         tls: ssl.SSLContext | None = None,
         allowed_hosts: Sequence[str] | None = None,
+        dialect: VllmDialect | None = None,
     ) -> None:
         """Make the application; start() listens.
 
-        view:          makes a view of the cluster as it is now
+        view:          makes a view of the cluster as it was lately, without asking another process
         host:          the address to listen at; the port is in config
         access:        the tokens; None: no tokens are needed
         tls:           None: no encryption
         slow_reader_timeout_s: a client that reads nothing for this long is cut off, in seconds
         allowed_hosts: see the setting ingress.allowed_hosts
+        dialect:       adds metrics under vLLM's names; None: there are none
         """
         self._slow_reader_timeout_s = slow_reader_timeout_s
         self._config = config
         self._host = host
         self._tls = tls
         self._in_progress = CallsInProgress()
-        handlers = HttpHandlers(serving, view, config, slow_reader_timeout_s)
+        handlers = HttpHandlers(serving, view, config, slow_reader_timeout_s, dialect)
         self._streams = handlers.streams
         access = access or AccessControl()
         hosts = AllowedHosts.of_server(host, allowed_hosts, asks_for_tokens=access.asks_for_tokens)

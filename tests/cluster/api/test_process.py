@@ -14,7 +14,7 @@ from cluster.api.process import IngressProcess
 from cluster.client import CallFailed, Credentials, GenerateClient
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
-from cluster.observability.status import RequestTraceView
+from cluster.observability.status import ControllerView, RequestTraceView
 from cluster.settings.ingress import IngressConfig
 from cluster.traces.request_trace import parse_header, parse_line
 from tests.cluster.access.certificates import Authority
@@ -102,6 +102,48 @@ async def test_an_ingress_traces_to_a_collector_if_it_is_told_to() -> None:
     attributes = {one.key: one.value.string_value for one in span.attributes}
     assert (attributes["gen_ai.response.id"], attributes["error.type"]) == ("r", "invalid")
     assert attributes["raypd.ingress"] == member().party.name
+
+
+async def test_metrics_are_read_without_a_call_to_the_controller() -> None:
+    admin = CountingAdmin()
+    settings = {"port": 0, "http": {"port": 0, "metrics_dialects": ["vllm"]}}
+    config = ClusterConfig(served_model_name="m", ingress=IngressConfig.model_validate(settings))
+    process = IngressProcess(config, admin, member())
+    ports = await process.start(FACTS)
+    try:
+        await asyncio.wait_for(admin.was_asked.wait(), timeout=10)
+        url = f"http://127.0.0.1:{ports.http}/metrics"
+        texts = [await asyncio.to_thread(_read, path) for path in (url, url, f"{url}/vllm")]
+        assert admin.num_questions == 1
+        assert "raypd_controller_up 1.0" in texts[1].splitlines()
+        for text in texts:
+            assert 'vllm:num_requests_waiting{engine="0",model_name="m"} 0.0' in text.splitlines()
+        assert "raypd_" not in "".join(line for line in texts[2].splitlines() if not line.startswith("#"))
+        async with GenerateClient(f"127.0.0.1:{ports.grpc}") as client:
+            await client.status()
+        assert admin.num_questions == 2, "operators get the controller's status as it is now"
+    finally:
+        await process.drain(0)
+
+
+class CountingAdmin(FakeAdmin):
+    """Counts how often it is asked for its status."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_questions = 0
+        self.was_asked = asyncio.Event()
+
+    async def status(self) -> ControllerView:
+        self.num_questions += 1
+        self.was_asked.set()
+        return ControllerView()
+
+
+def _read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
 
 
 async def test_an_ingress_whose_files_are_wrong_does_not_open(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from cluster.observability.metrics import ServingMetrics, _of_routing
+from cluster.observability.metrics import ServingMetrics
+from cluster.observability.prometheus.routing_metrics import metrics_of_routing
 from cluster.observability.routing_figures import RoutingFigures, RoutingSummary, merged
 from cluster.routing.request_record import RequestRecord
 from tests.cluster.routing.record_samples import ALONE, attempt, decision, record
@@ -109,20 +110,23 @@ def test_over_the_whole_window_goodput_is_what_came_within_it() -> None:
 
 
 def test_the_metrics_count_requests_with_aims_and_those_that_met_them() -> None:
-    families = {family.name: family for family in _of_routing(figures(met(True), met(False), met(None)))}
+    families = {family.name: family for family in metrics_of_routing(figures(met(True), met(False), met(None)))}
     assert families["raypd_requests_with_aims"].samples[0].value == 2
     assert families["raypd_requests_aims_met"].samples[0].value == 1
 
 
 def test_the_metrics_have_the_sums_and_the_definition_of_regret() -> None:
-    families = {family.name: family for family in _of_routing(figures(record()))}
+    families = {family.name: family for family in metrics_of_routing(figures(record()))}
     ways = {sample.labels["way"]: sample.value for sample in families["raypd_routed_requests"].samples}
     assert ways == {"decode_alone": 0, "prefill_decode": 1, "prefill_alone": 0, "fixed_rule": 0}
     assert families["raypd_routing_cost_seconds"].samples[0].value == 2.0
     assert families["raypd_routing_cost_without_roles_seconds"].samples[0].value == 2.5
     assert families["raypd_routing_regret_ratio"].samples[0].value == 0.8
     help_text = families["raypd_routing_regret_ratio"].documentation
-    assert "raypd_routing_cost_seconds / raypd_routing_cost_without_roles_seconds over the last 300 s" in help_text
+    assert (
+        "raypd_routing_cost_seconds_total / raypd_routing_cost_without_roles_seconds_total over the last 300 s"
+        in help_text
+    )
     assert families["raypd_ttft_prediction_error_ratio"].samples[0].value == pytest.approx(1.0, rel=0.06)
 
 

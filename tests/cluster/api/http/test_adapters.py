@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.cluster.serving_setup import MODEL, make_pair, make_serving
 from tests.cluster.text.test_adapters import write_adapter
 from tests.fakes import byte_tokenizer
 
+_COUNT = "raypd_request_duration_seconds_count{"
 _CALLS = (
     ("GET", "/v1/models/{}", None),
     ("POST", "/v1/completions", {"prompt": "hello"}),
@@ -69,6 +71,20 @@ async def test_a_token_sees_only_the_adapters_that_it_may_use(tmp_path: Path) ->
         assert await _listed(bob) == ["tiny", "bobs-project", "french"]
         assert await _listed(ann) == ["tiny", "french"]
         assert (await ann.get("/v1/models/french")).status_code == 200
+
+
+async def test_metrics_name_only_adapters_that_the_reader_may_use(tmp_path: Path) -> None:
+    async with _clients(tmp_path) as (ann, bob):
+        for name in ("bobs-project", "french"):
+            # No engine answers in time.
+            await bob.post("/v1/completions", json={"model": name, "prompt": "hello", "timeout": 0.02})
+        texts = [(await client.get("/metrics")).text for client in (ann, bob)]
+        ended = [
+            {re.sub(r".*model=\"(.*?)\".*", r"\1", line) for line in text.splitlines() if _COUNT in line}
+            for text in texts
+        ]
+        assert ended == [{"tiny", "french", "other"}, {"tiny", "french", "bobs-project"}]
+        assert "bobs-project" not in texts[0]
 
 
 async def test_an_adapter_that_may_not_be_used_is_answered_as_one_that_is_not_there(tmp_path: Path) -> None:

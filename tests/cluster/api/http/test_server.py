@@ -321,16 +321,19 @@ async def test_metrics_tell_how_requests_ended() -> None:
     lines = answer.text.splitlines()
     assert answer.headers["content-type"].startswith("text/plain; version=")
     for line in (
-        'raypd_requests_total{outcome="stop"} 1.0',
-        'raypd_requests_total{outcome="cancelled"} 1.0',
-        'raypd_requests_total{outcome="invalid"} 1.0',
+        'raypd_requests_total{model="tiny",outcome="stop"} 1.0',
+        'raypd_requests_total{model="tiny",outcome="cancelled"} 1.0',
+        'raypd_requests_total{model="tiny",outcome="invalid"} 1.0',
         'raypd_http_responses_total{path="/v1/completions",status="200"} 1.0',
         'raypd_http_responses_total{path="/v1/completions",status="400"} 1.0',
-        "raypd_prompt_tokens_total 5.0",
-        "raypd_output_tokens_total 3.0",
-        "raypd_time_to_first_token_seconds_count 1.0",
-        "raypd_inter_token_latency_seconds_count 2.0",
-        "raypd_request_duration_seconds_count 3.0",
+        'raypd_prompt_tokens_total{model="tiny"} 5.0',
+        'raypd_output_tokens_total{model="tiny"} 3.0',
+        'raypd_time_to_first_token_seconds_count{model="tiny"} 1.0',
+        'raypd_inter_token_latency_seconds_count{model="tiny"} 2.0',
+        'raypd_request_duration_seconds_count{model="tiny"} 3.0',
+        'raypd_request_output_tokens_sum{model="tiny"} 3.0',
+        'raypd_attempts_total{outcome="completed",phase="decode"} 1.0',
+        'raypd_attempts_total{outcome="cancelled",phase="prefill"} 1.0',
         'raypd_requests_in_flight{phase="prefill"} 0.0',
         "raypd_controller_up 0.0",
     ):

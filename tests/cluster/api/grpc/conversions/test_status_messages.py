@@ -26,10 +26,10 @@ from kv_transfer.transfer_stats import TransferStats
 
 NOT_SHOWN: Final[dict[type, set[str]]] = {
     ClusterView: {"now_s", "event_loop_lag_s"},
-    ControllerView: {"engines"},
+    ControllerView: {"engines", "taken_at_s"},
     SchedulerStats: {
         *("block_size", "kv_cache_usage", "num_refused_handoffs", "num_corrupted_reqs", "num_refused_connections"),
-        *("refused_messages", "load_report"),
+        *("refused_messages", "load_report", "step_stats"),
     },
     PrefixCacheStats: {"reset", "requests"},
     SpecDecodingStats: {"num_spec_tokens"},

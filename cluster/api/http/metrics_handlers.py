@@ -1,0 +1,64 @@
+"""Answers those who read metrics: /metrics, and /metrics/vllm for tools that know only vLLM's names.
+
+A caller who may use only some adapters must not learn the names of others: these have no series of their own then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from cluster.access.caller import current_caller
+from cluster.api.http.app import Call
+from cluster.api.http.errors import refused
+from cluster.api.http.openapi import Operation
+from cluster.observability.metrics import ServingMetrics, exposition
+from cluster.observability.status import ClusterView
+from cluster.observability.vllm_dialect import VllmDialect
+
+METRICS: Final = Operation("/metrics", "GET", "Return metrics in Prometheus' text format.", None, None)
+VLLM_METRICS: Final = Operation(
+    "/metrics/vllm",
+    "GET",
+    "Return this ingress's load under vLLM's names, if metrics_dialects has vllm.",
+    None,
+    None,
+    errors=(401, 403, 404, 421, 429, 500, 503),
+)
+
+
+class MetricsHandlers:
+    """The handlers of both paths."""
+
+    def __init__(
+        self, metrics: ServingMetrics, view: Callable[[], Awaitable[ClusterView]], dialect: VllmDialect | None
+    ) -> None:
+        """Keep what the handlers use.
+
+        view:    makes a view of the cluster as it was lately, without asking another process
+        dialect: adds metrics under vLLM's names; None: there are none
+        """
+        self._metrics = metrics
+        self._view = view
+        self._dialect = dialect
+
+    async def metrics(self, call: Call) -> Response:
+        """Answer /metrics in Prometheus' text format."""
+        del call
+        caller = current_caller()
+        text = exposition(self._metrics, await self._view(), caller.may_use)
+        if self._dialect is not None:
+            text += self._dialect.text(names_adapters=caller.adapters is None)
+        return Response(text, 200, media_type=CONTENT_TYPE_LATEST)
+
+    async def vllm_metrics(self, call: Call) -> Response:
+        """Answer /metrics/vllm in Prometheus' text format."""
+        del call
+        if self._dialect is None:
+            reason = "this server's setting ingress.http.metrics_dialects does not have vllm"
+            return refused(404, reason, "not_found").response()
+        text = self._dialect.text(names_adapters=current_caller().adapters is None)
+        return Response(text, 200, media_type=CONTENT_TYPE_LATEST)

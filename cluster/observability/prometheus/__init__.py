@@ -1,0 +1,1 @@
+"""The metrics that Prometheus reads: their declarations, and what fills them."""

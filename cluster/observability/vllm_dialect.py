@@ -1,0 +1,175 @@
+"""Tells an ingress's load under vLLM's names, for tools that know only those.
+
+Such tools read one series of a name and take it for the whole server: an endpoint picker of the Gateway API Inference
+Extension takes the first one. So each name has one series here, with this ingress's own counts; its engines are the
+router's business. The text is cheap and cached, since a picker asks many times a second.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import Metric
+
+from actors.core.requests.request_status import FinishReason
+from cluster.observability.metrics import ServingMetrics
+from cluster.observability.prometheus import request_figures as figures
+from cluster.observability.prometheus.collected import Collected
+from cluster.observability.prometheus.declaration import Declaration, counter, gauge, histogram
+from cluster.observability.prometheus.histogram import Histogram
+from cluster.observability.prometheus.request_figures import ModelFigures
+
+_MAX_AGE_S: Final = 0.1
+_MAX_ADAPTERS: Final = 64
+_LABELS: Final = ("model_name", "engine")
+_ENGINE: Final = "0"
+
+_WAITING: Final = gauge(
+    "vllm:num_requests_waiting", "Requests of this ingress that have no output token yet.", *_LABELS
+)
+_RUNNING: Final = gauge("vllm:num_requests_running", "Requests of this ingress that have output tokens.", *_LABELS)
+_USAGE: Final = gauge(
+    "vllm:kv_cache_usage_perc", "Mean part of the KV cache's blocks in use at engines that decode, 0 to 1.", *_LABELS
+)
+_CACHE: Final = gauge(
+    "vllm:cache_config_info",
+    "1, with the block size in tokens and the blocks of all engines together as labels.",
+    *("block_size", "num_gpu_blocks", "engine"),
+)
+_ADAPTERS: Final = gauge(
+    "vllm:lora_requests_info",
+    f"Unix time, with the adapters of requests in flight as labels, the first {_MAX_ADAPTERS}; once there are any.",
+    *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+)
+_SUCCESS: Final = counter(
+    "vllm:request_success_total", "Requests that have ended with a finish reason.", *_LABELS, "finished_reason"
+)
+_PROMPT_TOKENS: Final = counter("vllm:prompt_tokens_total", "Like raypd_prompt_tokens_total.", *_LABELS)
+_OUTPUT_TOKENS: Final = counter("vllm:generation_tokens_total", "Like raypd_output_tokens_total.", *_LABELS)
+_QUERIES: Final = counter("vllm:prefix_cache_queries_total", "Like raypd_prompt_tokens_total.", *_LABELS, unit="tokens")
+_HITS: Final = counter(
+    "vllm:prefix_cache_hits_total", "Like raypd_cached_prompt_tokens_total.", *_LABELS, unit="tokens"
+)
+_HISTOGRAMS: Final = tuple(
+    (
+        histogram(f"vllm:{name}", f"Like {one.name}.", *_LABELS, unit=one.unit, buckets=one.buckets),
+        one,
+    )
+    for name, one in (
+        ("time_to_first_token_seconds", figures.TTFT),
+        ("inter_token_latency_seconds", figures.ITL),
+        ("request_time_per_output_token_seconds", figures.TPOT),
+        ("e2e_request_latency_seconds", figures.E2E),
+        ("request_queue_time_seconds", figures.QUEUE),
+        ("request_prefill_time_seconds", figures.PREFILL),
+        ("request_decode_time_seconds", figures.DECODE),
+        ("request_prompt_tokens", figures.PROMPT_LENGTH),
+        ("request_generation_tokens", figures.OUTPUT_LENGTH),
+    )
+)
+DECLARATIONS: Final[tuple[Declaration, ...]] = (
+    *(_WAITING, _RUNNING, _USAGE, _CACHE, _ADAPTERS, _SUCCESS, _PROMPT_TOKENS, _OUTPUT_TOKENS, _QUERIES, _HITS),
+    *(declaration for declaration, _ in _HISTOGRAMS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLoad:
+    """The requests of an ingress now.
+
+    num_waiting, num_running:           those without and with output tokens
+    waiting_adapters, running_adapters: the adapters that they need, each once
+    """
+
+    num_waiting: int = 0
+    num_running: int = 0
+    waiting_adapters: tuple[str, ...] = ()
+    running_adapters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class IngressLoad:
+    """The load that an ingress tells under vLLM's names.
+
+    kv_cache_usage: mean over the engines that decode, 0 to 1
+    block_size:     tokens
+    num_blocks:     of all engines together
+    max_adapters:   how many adapters an engine keeps loaded; 0 if no adapters are served
+    """
+
+    requests: RequestLoad = RequestLoad()
+    kv_cache_usage: float = 0.0
+    block_size: int = 0
+    num_blocks: int = 0
+    max_adapters: int = 0
+
+
+class VllmDialect:
+    """The text with vLLM's names. It belongs to the ingress's event loop."""
+
+    def __init__(
+        self,
+        metrics: ServingMetrics,
+        load: Callable[[], IngressLoad],
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Make no text yet. load: the load now; clock: monotonic seconds; wall_clock: Unix time in seconds"""
+        self._metrics = metrics
+        self._load = load
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._has_had_adapters = False
+        self._made: dict[bool, tuple[float, bytes]] = {}
+        """When each text was made, and the text; by whether it names adapters."""
+
+    def text(self, *, names_adapters: bool = True) -> bytes:
+        """Return the metrics in Prometheus' text format; at most 0.1 s old.
+
+        names_adapters: whether the reader may know of all adapters; otherwise none is named
+        """
+        now_s = self._clock()
+        made_s, text = self._made.get(names_adapters, (-math.inf, b""))
+        if now_s - made_s >= _MAX_AGE_S:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(Collected(self._collect(self._load(), names_adapters=names_adapters)))
+            text = generate_latest(registry)
+            self._made[names_adapters] = now_s, text
+        return text
+
+    def _collect(self, load: IngressLoad, *, names_adapters: bool) -> Iterator[Metric]:
+        requests, labels = load.requests, (self._metrics.model_name, _ENGINE)
+        yield _WAITING.of([(labels, requests.num_waiting)])
+        yield _RUNNING.of([(labels, requests.num_running)])
+        yield _USAGE.of([(labels, load.kv_cache_usage)])
+        if load.num_blocks:
+            yield _CACHE.of([((str(load.block_size), str(load.num_blocks), _ENGINE), 1.0)])
+        self._has_had_adapters |= bool(requests.waiting_adapters or requests.running_adapters)
+        if self._has_had_adapters and names_adapters:
+            names = (_listed(requests.running_adapters), _listed(requests.waiting_adapters))
+            yield _ADAPTERS.of([((str(load.max_adapters), *names), self._wall_clock())])
+        models = list(self._metrics.models().values())
+        yield _SUCCESS.of(
+            ((*labels, reason.value), sum(one.outcomes[reason.value] for one in models))
+            for reason in (FinishReason.STOP, FinishReason.LENGTH)
+        )
+        num_prompt_tokens = sum(one.num_prompt_tokens for one in models)
+        yield _PROMPT_TOKENS.of([(labels, num_prompt_tokens)])
+        yield _OUTPUT_TOKENS.of([(labels, sum(one.num_output_tokens for one in models))])
+        yield _QUERIES.of([(labels, num_prompt_tokens)])
+        yield _HITS.of([(labels, sum(one.num_cached_tokens for one in models))])
+        for declaration, own in _HISTOGRAMS:
+            yield declaration.histograms([(labels, _merged(own, models))])
+
+
+def _merged(own: Declaration, models: list[ModelFigures]) -> Histogram:
+    return Histogram.merged(own.buckets, (one.histograms[own.name] for one in models))
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ",".join(names[:_MAX_ADAPTERS])
