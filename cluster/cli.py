@@ -8,6 +8,7 @@ from cluster.commands import access, ask, deploy, install, operate, serve
 from cluster.commands.bench.bench_command import bench
 from cluster.commands.plan.plan_command import plan
 from cluster.commands.simulate.simulate_command import simulate
+from cluster.commands.top.top_command import top
 
 app = typer.Typer(
     name="raypd",
@@ -27,6 +28,7 @@ for command in (
     plan,
     simulate,
     operate.status,
+    top,
     operate.explain,
     operate.scale,
     operate.drain,

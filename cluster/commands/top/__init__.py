@@ -1,0 +1,1 @@
+"""`raypd top`: the cluster on the terminal, as it is now."""
