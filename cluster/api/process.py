@@ -199,6 +199,8 @@ class IngressProcess:
             tls=None if settings.tls is None else settings.tls.ssl_context(),
             slow_reader_timeout_s=config.ingress.slow_reader_timeout_s,
             allowed_hosts=config.ingress.allowed_hosts,
+            name=self._member.party.name,
+            has_admin_port=config.ingress.has_port_for_operators,
             dialect=self._dialect(serving, config.ingress.http),
         )
         return IngressPorts(port, await self._http_server.start())

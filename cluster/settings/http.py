@@ -31,6 +31,14 @@ class HttpConfig(BaseModel):
         description="Port of the HTTP API. Further ingresses on one node take the next ports; 0 takes a free port. "
         "With ingress.port: 0 the default is 0.",
     )
+    admin_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Separate port of the live page /ui, for operators; 0 takes a free port. Default: the HTTP port "
+        "has the page, unless ingress.admin_port is set: then the page is off. Further ingresses on one node take the "
+        "next ports.",
+    )
     metrics_dialects: tuple[MetricsDialect, ...] = Field(
         (),
         description="Further names under which /metrics tells this ingress's own load, for tools that do not know "

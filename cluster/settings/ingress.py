@@ -135,9 +135,14 @@ class IngressConfig(BaseModel):
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """The ports of the first ingress on a node: for gRPC, then for HTTP and AdminService if they have their own."""
-        http = None if self.http is None else self.http.port
-        return tuple(port for port in (self.port, http, self.admin_port) if port is not None)
+        """The ports of the first ingress on a node: for gRPC, then those for HTTP and operators if there are any."""
+        http = () if self.http is None else (self.http.port, self.http.admin_port)
+        return tuple(port for port in (self.port, *http, self.admin_port) if port is not None)
+
+    @property
+    def has_port_for_operators(self) -> bool:
+        """Whether operators have a port of their own, for gRPC or for HTTP, so that clients' ports are not for them."""
+        return self.admin_port is not None or (self.http is not None and self.http.admin_port is not None)
 
     @model_validator(mode="after")
     def _ports_do_not_meet(self) -> Self:
@@ -145,6 +150,16 @@ class IngressConfig(BaseModel):
             raise ValueError(
                 f"admin_port is {self.admin_port} and port {self.port}: {self.count} ingresses on one node take "
                 f"consecutive ports, and the two ranges would overlap; keep the ports at least {self.count} apart"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _http_ports_do_not_meet(self) -> Self:
+        http = self.http
+        if http is not None and http.admin_port and http.port and abs(http.admin_port - http.port) < self.count:
+            raise ValueError(
+                f"http.admin_port is {http.admin_port} and http.port {http.port}: {self.count} ingresses on one node "
+                f"take consecutive ports, and the two ranges would overlap; keep the ports at least {self.count} apart"
             )
         return self
 

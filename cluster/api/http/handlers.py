@@ -20,6 +20,7 @@ from cluster.access.access_control import AccessControl
 from cluster.access.caller import current_caller
 from cluster.api.http.app import Call, Endpoint, Guards, Handler, ServerState, make_app
 from cluster.api.http.errors import renamed
+from cluster.api.http.live_page.page_handlers import LivePage, open_paths
 from cluster.api.http.metrics_handlers import METRICS, VLLM_METRICS, MetricsHandlers
 from cluster.api.http.open_streams import OpenStreams, StreamTimes
 from cluster.api.http.openai.answers import Answer, AnswerHead, answer_id, chunks_of
@@ -38,7 +39,7 @@ from cluster.api.http.openai.scoring import (
 )
 from cluster.api.http.openapi import Operation, openapi, page
 from cluster.api.http.receiving.body_counts import check_counts
-from cluster.api.http.receiving.hosts import ANY_HOST, AllowedHosts
+from cluster.api.http.receiving.hosts import AllowedHosts
 from cluster.api.http.receiving.reading import BodyT
 from cluster.api.http.requests import (
     ChatCompletionRequest,
@@ -155,8 +156,10 @@ class HttpHandlers:
         _document(), _page()
         self._texts: WeakKeyDictionary[ModelTokenizer, TokenTexts] = WeakKeyDictionary()
 
-    def app(self, access: AccessControl, in_progress: CallsInProgress, hosts: AllowedHosts | None = None) -> Starlette:
-        """Return the ASGI application. hosts: the hosts that calls may name; None: any"""
+    def app(
+        self, access: AccessControl, in_progress: CallsInProgress, hosts: AllowedHosts, live_page: LivePage
+    ) -> Starlette:
+        """Return the ASGI application. hosts: the hosts that calls may name"""
         state = ServerState(in_progress, self._config)
 
         def route(operation: Operation, handler: Handler, *, is_work: bool = True) -> Route:
@@ -184,11 +187,12 @@ class HttpHandlers:
                 route(VLLM_METRICS, self._metrics.vllm_metrics, is_work=False),
                 route(_OPENAPI, self.describe, is_work=False),
                 route(_PAGE, self.page, is_work=False),
+                *live_page.routes(state),
             ],
             Guards(
                 access,
-                hosts or AllowedHosts((ANY_HOST,)),
-                open_paths=frozenset(operation.path for operation in (*_PROBES, _OPENAPI, _PAGE)),
+                hosts,
+                open_paths=frozenset(operation.path for operation in (*_PROBES, _OPENAPI, _PAGE)) | open_paths(),
                 probed_paths=frozenset(operation.path for operation in _PROBES),
                 allowed_origins=self._config.allowed_origins,
             ),
@@ -333,7 +337,7 @@ class HttpHandlers:
     ) -> Response:
         chunks = chunks_of(self._serving, answer.request, timeout_s)
         if is_stream:
-            return EventStream(head.id, answer, events_of(answer, chunks), self.streams)
+            return EventStream(head.id, answer.names, events_of(answer, chunks), self.streams)
         try:
             async with aclosing(chunks):
                 async for index, chunk in chunks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import logging
 import math
@@ -11,19 +12,26 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import uvicorn
+from starlette.applications import Starlette
 
 from cluster.access.access_control import AccessControl
 from cluster.api.http.handlers import HttpHandlers
+from cluster.api.http.live_page.live_feed import LiveFeed
+from cluster.api.http.live_page.page_access import why_off
+from cluster.api.http.live_page.page_handlers import LivePage, page_app
 from cluster.api.http.receiving.connections import Connections
 from cluster.api.http.receiving.hosts import AllowedHosts
 from cluster.api.http.receiving.protocol import BoundedProtocol, ProtocolLimits
 from cluster.api.http.receiving.tls_connection import TlsConnection, TlsSettings
 from cluster.api.shared.calls_in_progress import CallsInProgress
+from cluster.api.shared.version import server_version
 from cluster.errors import AddressUnavailable
+from cluster.observability.live.live_snapshot import SnapshotMaker
 from cluster.observability.status import ClusterView
 from cluster.observability.vllm_dialect import VllmDialect
 from cluster.requests.serving import Serving
@@ -52,6 +60,8 @@ class HttpServer:
         access: AccessControl | None = None,
         tls: ssl.SSLContext | None = None,
         allowed_hosts: Sequence[str] | None = None,
+        name: str = "",
+        has_admin_port: bool = False,
         dialect: VllmDialect | None = None,
     ) -> None:
         """Make the application; start() listens.
@@ -62,27 +72,93 @@ class HttpServer:
         tls:           None: no encryption
         slow_reader_timeout_s: a client that reads nothing for this long is cut off, in seconds
         allowed_hosts: see the setting ingress.allowed_hosts
+        name:          of the ingress, as the live page shows it
+        has_admin_port: whether the operators' gRPC API has a port of its own
         dialect:       adds metrics under vLLM's names; None: there are none
         """
-        self._slow_reader_timeout_s = slow_reader_timeout_s
-        self._config = config
-        self._host = host
-        self._tls = tls
         self._in_progress = CallsInProgress()
         handlers = HttpHandlers(serving, view, config, slow_reader_timeout_s, dialect)
         self._streams = handlers.streams
         access = access or AccessControl()
         hosts = AllowedHosts.of_server(host, allowed_hosts, asks_for_tokens=access.asks_for_tokens)
-        self._app = handlers.app(access, self._in_progress, hosts)
-        self._running: asyncio.Task[None] | None = None
+        records = serving.records
+        self._feed = LiveFeed(view, lambda: SnapshotMaker(records, name, server_version(), time.time()))
+
+        def page(*, has_other_port: bool) -> LivePage:
+            reason = why_off(host, asks_for_tokens=access.asks_for_tokens, has_other_port=has_other_port)
+            return LivePage(self._feed, self._streams, reason)
+
+        port = _ListeningAt(host, config.port, slow_reader_timeout_s, tls)
+        app_page = page(has_other_port=has_admin_port or config.admin_port is not None)
+        app = handlers.app(access, self._in_progress, hosts, app_page)
+        self._listener = _Listener(app, config, port, beside=(self._streams.run, self._feed.run))
+        self._page_listener: _Listener | None = None
+        if config.admin_port is not None:
+            on_answer = serving.metrics.on_http
+            app = page_app(page(has_other_port=False), access, self._in_progress, hosts, config, on_answer)
+            self._page_listener = _Listener(app, config, dataclasses.replace(port, port=config.admin_port))
+        self.admin_port: int | None = None
+        """The port of the operators' page if it has one of its own, once start() has returned."""
 
     async def start(self) -> int:
         """Listen; returns the port. Raises AddressUnavailable."""
-        listener = _listen(self._host, self._config.port, self._slow_reader_timeout_s)
+        port = await self._listener.start()
+        if self._page_listener is not None:
+            self.admin_port = await self._page_listener.start()
+        return port
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new calls, let running ones end for up to grace_s, abort the rest, and close.
+
+        Connections are cut off if the server has not closed 6 s later, for example because the process gets no CPU.
+        """
+        if not self._listener.is_running:
+            return
+        self._feed.close()
+        await self._in_progress.close(grace_s)
+        listeners = [one for one in (self._listener, self._page_listener) if one is not None]
+        await asyncio.gather(*(listener.close() for listener in listeners))
+
+
+@dataclass(frozen=True, slots=True)
+class _ListeningAt:
+    """An address to listen at, and how. tls: None: no encryption"""
+
+    host: str
+    port: int
+    slow_reader_timeout_s: float
+    tls: ssl.SSLContext | None
+
+
+class _Listener:
+    """One application on one port."""
+
+    def __init__(
+        self,
+        app: Starlette,
+        config: HttpConfig,
+        at: _ListeningAt,
+        beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
+    ) -> None:
+        """Listen at nothing yet. beside: what runs as long as the server does"""
+        self._app = app
+        self._config = config
+        self._at = at
+        self._beside = beside
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether start() was called, and close() was not, or has not cut connections off."""
+        return self._running is not None
+
+    async def start(self) -> int:
+        """Listen; returns the port. Raises AddressUnavailable."""
+        listener = _listen(self._at.host, self._at.port, self._at.slow_reader_timeout_s)
         port: int = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
-            http=_connection_factory(self._config, self._tls),  # type: ignore[arg-type]  # it is called as a class is
+            http=_connection_factory(self._config, self._at.tls),  # type: ignore[arg-type]  # it is called as a class is
             ws="none",
             lifespan="off",
             log_config=None,
@@ -99,18 +175,15 @@ class HttpServer:
 
     async def _serve(self, listener: socket.socket) -> None:
         async with asyncio.TaskGroup() as tasks:
-            looking = tasks.create_task(self._streams.run())
+            beside = [tasks.create_task(run()) for run in self._beside]
             await self._server.serve(sockets=[listener])
-            looking.cancel()
+            for task in beside:
+                task.cancel()
 
-    async def drain(self, grace_s: float) -> None:
-        """Refuse new calls, let running ones end for up to grace_s, abort the rest, and close.
-
-        Connections are cut off if the server has not closed 6 s later, for example because the process gets no CPU.
-        """
+    async def close(self) -> None:
+        """Stop listening and close all connections, at the latest after _LAST_WORDS_S and _ENDING_S."""
         if self._running is None:
             return
-        await self._in_progress.close(grace_s)
         self._server.should_exit = True
         try:
             async with asyncio.timeout(_LAST_WORDS_S + _ENDING_S):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from typing import Final
 
@@ -71,16 +71,17 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, answer_id: str, answer: Answer, events: AsyncGenerator[bytes, None], streams: OpenStreams
+        self, answer_id: str, names: Mapping[str, str], events: AsyncGenerator[bytes, None], streams: OpenStreams
     ) -> None:
         """Keep the events; __call__() sends them.
 
+        names:   the fields' names over HTTP, by Serving's names, where the two differ
         events:  their bytes; the generator is closed when the stream ends, for whatever reason
         streams: the server's streams, which this one joins while it is being sent
         """
         super().__init__(None, 200)
         self._id = answer_id
-        self._answer = answer
+        self._names = names
         self._events = events
         self._streams = streams
         self._comment_over: asyncio.Event | None = None
@@ -138,7 +139,7 @@ class EventStream(Response):
                     await self._write(event)
         except ClusterError as error:
             if isinstance(error, InvalidRequest):
-                error = renamed(error, self._answer.names)
+                error = renamed(error, self._names)
             return error_of(error)
         except OSError:
             raise

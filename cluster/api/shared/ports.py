@@ -26,10 +26,13 @@ class IngressPorts:
         return IngressPorts(_next(self.grpc, [other.grpc for other in others]), http)
 
     def applied_to(self, config: IngressConfig) -> IngressConfig:
-        """Return the settings of an ingress with these ports; its admin port moves as far as its gRPC port."""
+        """Return the settings of an ingress with these ports; its admin ports move as far as the ports beside them."""
         http = config.http
         if http is not None and self.http is not None:
-            http = http.model_copy(update={"port": self.http})
+            page_port = http.admin_port
+            if page_port and self.http:
+                page_port += self.http - http.port
+            http = http.model_copy(update={"port": self.http, "admin_port": page_port})
         admin_port = config.admin_port
         if admin_port and self.grpc:
             admin_port += self.grpc - config.port

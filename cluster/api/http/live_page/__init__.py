@@ -1,0 +1,1 @@
+"""The live page /ui: its files, and the stream of snapshots that it draws."""

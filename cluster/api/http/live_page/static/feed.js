@@ -1,0 +1,57 @@
+// Reads the stream of snapshots by fetch(), since EventSource can send no token.
+
+const FIRST_DELAY_MS = 1000;
+const MAX_DELAY_MS = 10000;
+
+/** Yield the data of each event in a stream of server-sent events. */
+export async function* eventsOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+  }
+}
+
+/**
+ * Follow the stream, and connect again where it ends.
+ * on.snapshot(snapshot), on.state(state, reason), on.refused(status, reason): is asked for a token, or null to give up
+ */
+export async function follow(url, on) {
+  let token = null;
+  let delay = FIRST_DELAY_MS;
+  for (;;) {
+    on.state("connecting", "");
+    let reason = "the stream has ended";
+    try {
+      const headers = token === null ? {} : { authorization: `Bearer ${token}` };
+      const answer = await fetch(url, { headers, cache: "no-store", credentials: "omit" });
+      if (answer.status === 401 || answer.status === 403) {
+        token = await on.refused(answer.status, await reasonOf(answer));
+        continue;
+      }
+      if (!answer.ok) throw new Error(await reasonOf(answer));
+      for await (const data of eventsOf(answer.body)) {
+        delay = FIRST_DELAY_MS;
+        on.state("live", "");
+        on.snapshot(JSON.parse(data));
+      }
+    } catch (error) {
+      reason = error.message;
+    }
+    on.state("lost", reason);
+    await new Promise((resolve) => setTimeout(resolve, delay));
+    delay = Math.min(MAX_DELAY_MS, delay * 2);
+  }
+}
+
+async function reasonOf(answer) {
+  try {
+    return (await answer.json()).error.message;
+  } catch {
+    return `HTTP ${answer.status}`;
+  }
+}

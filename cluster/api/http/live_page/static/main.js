@@ -1,0 +1,161 @@
+// The live page: follows the stream of snapshots and lets each part draw them.
+
+import { Charts } from "./charts.js";
+import { Engines } from "./engines.js";
+import { follow } from "./feed.js";
+import { ago, element, rate, seconds, setText, showFacts } from "./format.js";
+import { Lanes } from "./lanes.js";
+import { PHASES } from "./phases.js";
+import { Requests } from "./requests.js";
+import { Waterfall } from "./waterfall.js";
+
+const NUM_SLOWEST = 8;
+const byId = (id) => document.getElementById(id);
+
+const requests = new Requests();
+const waterfall = new Waterfall(byId("story"));
+const lanes = new Lanes(byId("lanes"), requests, { open: (item) => waterfall.show(item.story), select: showSelected });
+const engines = new Engines(document);
+const charts = new Charts(document);
+let lastNumber = null;
+let numMissed = 0;
+
+function showSnapshot(snapshot) {
+  const began = performance.now();
+  byId("main").hidden = false;
+  if (!snapshot.is_first && lastNumber !== null) numMissed += Math.max(0, snapshot.number - lastNumber - 1);
+  lastNumber = snapshot.number;
+  setText(byId("model"), snapshot.model);
+  const missed = numMissed ? `, ${numMissed} snapshots missed` : "";
+  setText(byId("source"), `${snapshot.ingress || "ingress"}, raypd ${snapshot.version}${missed}`);
+  showHealth(snapshot);
+  engines.update(snapshot);
+  charts.update(snapshot);
+  requests.update(snapshot);
+  lanes.fit();
+  lanes.draw();
+  showRest(snapshot);
+  showSlowest();
+  showDecisions(snapshot);
+  // For those who measure the page.
+  document.documentElement.dataset.drawMs = (performance.now() - began).toFixed(2);
+  document.documentElement.dataset.snapshot = String(snapshot.number);
+}
+
+function showHealth(snapshot) {
+  byId("health").dataset.kind = snapshot.bottleneck.kind;
+  setText(byId("health"), snapshot.bottleneck.text);
+  const troubles = [];
+  if (snapshot.controller_error) troubles.push(`The controller does not answer: ${snapshot.controller_error}`);
+  if (snapshot.update) troubles.push(`Update: ${snapshot.update}`);
+  showList(byId("troubles"), troubles);
+  const figures = snapshot.figures;
+  const failed = figures.num_requests ? ` (${((100 * figures.num_failed) / figures.num_requests).toFixed(1)} %)` : "";
+  showFacts(byId("figures"), [
+    ["in flight", String(snapshot.in_flight.length + snapshot.num_in_flight_left_out)],
+    ["requests/s", rate(figures.requests_per_s)],
+    ["output tokens/s", rate(figures.output_tokens_per_s)],
+    ["first token, median", seconds(figures.ttft_p50_s)],
+    ["first token, 99 %", seconds(figures.ttft_p99_s)],
+    ["failed in the last minute", `${figures.num_failed}${failed}`],
+  ]);
+}
+
+function showRest(snapshot) {
+  const parts = [];
+  if (requests.numNotDrawn) parts.push(`${requests.numNotDrawn} requests are not drawn`);
+  if (snapshot.num_stories_left_out) parts.push(`${snapshot.num_stories_left_out} of the newest were too many to send`);
+  if (snapshot.num_in_flight_left_out) parts.push(`${snapshot.num_in_flight_left_out} more are in flight`);
+  setText(byId("lanes-rest"), parts.join("; "));
+}
+
+function showSelected(item) {
+  if (item.story === null) {
+    const { request_id: id, phase, decode_engine: engine } = item.live;
+    setText(byId("lanes-selected"), `${id}: in flight, ${phase} at ${engine || "no engine yet"}, ${seconds(requests.now - item.start)}`);
+  } else {
+    setText(byId("lanes-selected"), `${item.story.request_id}: ${seconds(item.story.duration_s)}, ${item.story.cause}`);
+  }
+}
+
+function showSlowest() {
+  const list = byId("slowest"), items = requests.slowest(NUM_SLOWEST);
+  while (list.children.length > items.length) list.lastChild.remove();
+  items.forEach((item, index) => {
+    if (!list.children[index]) list.append(slowestRow());
+    const button = list.children[index].firstChild;
+    button.story = item.story;
+    const texts = [item.story.request_id, seconds(item.story.duration_s), seconds(item.story.ttft_s), item.story.cause];
+    texts.forEach((text, at) => setText(button.children[at], text));
+  });
+}
+
+function slowestRow() {
+  const row = element("li"), button = element("button");
+  button.type = "button";
+  button.append(element("span"), element("span"), element("span"), element("span"));
+  button.addEventListener("click", () => waterfall.show(button.story));
+  row.append(button);
+  return row;
+}
+
+function showDecisions(snapshot) {
+  const { plan } = snapshot;
+  setText(byId("plan"), plan === null ? "" : `Planner (${plan.mode}), ${ago(plan.at_s, snapshot.now_s)}: ${plan.action}. ${plan.reason} ${plan.steps}`);
+  const newest = [...snapshot.decisions].reverse();
+  showList(byId("decisions"), newest.map((one) => `${ago(one.at_s, snapshot.now_s)}: ${one.text}`));
+}
+
+function showList(list, texts) {
+  while (list.children.length > texts.length) list.lastChild.remove();
+  texts.forEach((text, index) => setText(list.children[index] || list.appendChild(element("li")), text));
+}
+
+function showLegend() {
+  for (const [name, label] of PHASES) {
+    const entry = element("li"), key = element("i");
+    key.style.background = `var(--${name})`;
+    entry.append(key, label);
+    byId("legend").append(entry);
+  }
+}
+
+function showState(state, reason) {
+  byId("connection").dataset.state = state;
+  setText(byId("connection"), reason ? `${state}: ${reason}` : state);
+}
+
+/** Ask for a token; resolves when the form is sent. */
+function askForToken(status, reason) {
+  showState("lost", status === 401 ? "a token is needed" : "refused");
+  byId("main").hidden = true;
+  byId("login").hidden = false;
+  setText(byId("login-reason"), reason);
+  byId("token").focus();
+  return new Promise((resolve) => {
+    byId("login").addEventListener(
+      "submit",
+      (event) => {
+        event.preventDefault();
+        byId("login").hidden = true;
+        resolve(byId("token").value);
+        byId("token").value = "";
+      },
+      { once: true },
+    );
+  });
+}
+
+function setTheme(isDark) {
+  document.documentElement.dataset.theme = isDark ? "dark" : "light";
+  byId("theme").setAttribute("aria-pressed", String(isDark));
+  lanes.recolour();
+  charts.recolour();
+}
+
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+prefersDark.addEventListener("change", (event) => setTheme(event.matches));
+byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+setTheme(prefersDark.matches);
+showLegend();
+follow("ui/events", { snapshot: showSnapshot, state: showState, refused: askForToken });

@@ -1,0 +1,213 @@
+"""The live page in a real browser: what it shows, by keys and on narrow screens, without errors or foreign content.
+
+Tests of cluster/api/http/live_page/static. They need Chromium: `apt-get install chromium`, or RAYPD_CHROMIUM with the
+path of another one. RAYPD_PICTURES names a folder for pictures of the page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, async_playwright, expect
+
+from cluster.observability.status import RequestView
+from tests.cluster.api.grpc.test_access import ALICE, OPS, access
+from tests.cluster.api.http.live_page.scripted_cluster import HOSTILE, ScriptedCluster, scripted_server
+
+pytestmark = [pytest.mark.more, pytest.mark.asyncio(loop_scope="module")]
+
+_FLAGS: Final = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@dataclass
+class _Opened:
+    """A page, and all that it complained about."""
+
+    page: Page
+    complaints: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    def note_request(self, url: str, port: int) -> None:
+        """Keep a request that is not for the page's own server."""
+        if not url.startswith((f"http://127.0.0.1:{port}/", "data:")):
+            self.foreign.append(url)
+
+
+def _chromium() -> str:
+    path = os.environ.get("RAYPD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.fail("the live page is tested in Chromium: apt-get install chromium, or set RAYPD_CHROMIUM to its path")
+    return path
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Browser]:
+    """One browser for all tests; each has a page of its own."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=_chromium(), args=list(_FLAGS))
+        yield browser
+        await browser.close()
+
+
+@asynccontextmanager
+async def _opened(chromium: Browser, port: int, *, width: int = 1200, dark: bool = False) -> AsyncIterator[_Opened]:
+    context = await chromium.new_context(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+    )
+    page = await context.new_page()
+    page.set_default_timeout(15_000)
+    opened = _Opened(page)
+    page.on("console", lambda message: opened.complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+    page.on("request", lambda request: opened.note_request(request.url, port))
+    await page.add_init_script(
+        "document.addEventListener('securitypolicyviolation', (event) => "
+        "console.error('policy', event.violatedDirective, event.blockedURI))"
+    )
+    await page.goto(f"http://127.0.0.1:{port}/ui")
+    try:
+        yield opened
+    finally:
+        await context.close()
+
+
+async def _picture(page: Page, name: str) -> None:
+    if folder := os.environ.get("RAYPD_PICTURES"):
+        await page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
+
+def _cluster() -> ScriptedCluster:
+    cluster = ScriptedCluster()
+    view_s = time.time()
+    for number in range(40):
+        cluster.end_request(f"chatcmpl-{number}", ended_s=view_s - 50 + 1.2 * number, pair=number % 2)
+    return cluster
+
+
+async def test_the_page_shows_the_cluster_and_takes_no_name_for_markup(chromium: Browser) -> None:
+    cluster = _cluster()
+    cluster.num_waiting = 7
+    cluster.end_request(HOSTILE, queued_s=4.0)
+    cluster.in_flight = (RequestView("live-1", time.time() - 2, "decode", "prefill-0", "decode-0", 10, 3, 1),)
+    async with scripted_server(cluster) as port, _opened(chromium, port) as opened:
+        page = opened.page
+        await expect(page.locator("#health")).to_contain_text("Prefill queue: 7 requests wait for prefill at prefill-0")
+        await expect(page.locator("#prefill .engine")).to_have_count(2)
+        await expect(page.locator("#decode .engine")).to_have_count(2)
+        await expect(page.locator("#prefill .engine[data-named=true]")).to_contain_text("prefill-0")
+        await expect(page.locator("#links .link")).to_have_count(2)
+        await expect(page.locator("#links .link").first).to_contain_text("GB/s")
+        await expect(page.locator("#decode .engine").first).to_contain_text("KV 40 %")
+        await expect(page.locator("#decisions li").first).to_contain_text("decode-1 took over")
+        await expect(page.locator("#slowest li").first).to_contain_text(HOSTILE)
+        await expect(page.locator("#legend li")).to_have_count(11)
+        await expect(page.locator("#charts canvas")).to_have_count(2)
+        await expect(page.locator("html")).to_have_attribute("data-snapshot", re.compile("^([4-9]|..+)$"))
+        await _picture(page, "live-page")
+        assert await page.title() == "raypd", "the name of a request has run no script"
+        assert await page.locator("main img").count() == 0
+        assert (opened.complaints, opened.foreign) == ([], [])
+
+
+async def test_a_slow_request_is_explained_by_mouse_and_by_keys(chromium: Browser) -> None:
+    cluster = _cluster()
+    cluster.end_request("slow-one", exposed_s=6.0)
+    async with scripted_server(cluster) as port, _opened(chromium, port) as opened:
+        page = opened.page
+        await page.locator("#slowest button").first.click()
+        dialog = page.locator("#story")
+        await expect(dialog).to_be_visible()
+        await expect(page.locator("#story-title")).to_have_text("slow-one")
+        await expect(page.locator("#story-cause")).to_contain_text("transfer exposed for 6.00 s")
+        assert await page.locator("#story-spans .span").count() >= 4
+        await _picture(page, "waterfall")
+        await page.keyboard.press("Escape")
+        await expect(dialog).to_be_hidden()
+        await page.locator("#lanes").focus()
+        await page.keyboard.press("ArrowLeft")
+        await expect(page.locator("#lanes-selected")).not_to_be_empty()
+        await page.keyboard.press("Enter")
+        await expect(dialog).to_be_visible()
+        await page.keyboard.press("Escape")
+        box = await page.locator("#lanes").bounding_box()
+        assert box is not None
+        # The oldest request has the first lane: it ended 50 s ago.
+        await page.mouse.click(box["x"] + box["width"] * 9 / 60, box["y"] + 4)
+        await expect(dialog).to_be_visible()
+        assert (opened.complaints, opened.foreign) == ([], [])
+
+
+async def test_a_token_is_asked_for_and_kept_in_memory_only(chromium: Browser, tmp_path: Path) -> None:
+    async with scripted_server(_cluster(), access(tmp_path / "tokens")) as port, _opened(chromium, port) as opened:
+        page = opened.page
+        await expect(page.locator("#login")).to_be_visible()
+        await expect(page.locator("#main")).to_be_hidden()
+        await page.keyboard.type(ALICE)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#login-reason")).to_contain_text("admin: true")
+        await page.keyboard.type(OPS)
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#prefill .engine")).to_have_count(2)
+        stored = await page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
+        assert OPS not in stored
+        assert await page.input_value("#token") == ""
+        # A browser's console has the statuses of refused calls, which is all right.
+        assert [one for one in opened.complaints if "401" not in one and "403" not in one] == []
+
+
+@pytest.mark.parametrize("dark", [False, True])
+async def test_a_phone_has_room_for_all_of_it(chromium: Browser, dark: bool) -> None:
+    cluster = _cluster()
+    cluster.decode_kv_used = 0.97
+    cluster.end_request("x" * 120, failure="decode-0 was lost")
+    async with scripted_server(cluster) as port, _opened(chromium, port, width=400, dark=dark) as opened:
+        page = opened.page
+        await expect(page.locator("#prefill .engine")).to_have_count(2)
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 400
+        await page.locator("#slowest button").first.click()
+        assert await page.evaluate("document.querySelector('#story').getBoundingClientRect().right") <= 400
+        await page.keyboard.press("Escape")
+        colours = [await _colour(page)]
+        await page.locator("#theme").click()
+        colours.append(await _colour(page))
+        assert colours == (
+            ["rgb(18, 21, 26)", "rgb(246, 247, 249)"] if dark else ["rgb(246, 247, 249)", "rgb(18, 21, 26)"]
+        )
+        await _picture(page, f"phone-{'dark' if dark else 'light'}")
+        assert (opened.complaints, opened.foreign) == ([], [])
+
+
+async def _colour(page: Page) -> str:
+    return str(await page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+async def test_the_page_comes_back_when_the_ingress_does(chromium: Browser) -> None:
+    cluster = _cluster()
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(scripted_server(cluster))
+        async with _opened(chromium, port) as opened:
+            page = opened.page
+            await expect(page.locator("#connection")).to_have_text("live")
+            await stack.aclose()
+            await expect(page.locator("#connection")).to_contain_text("lost")
+            await expect(page.locator("#prefill .engine")).to_have_count(2)
+            async with scripted_server(cluster, port=port):
+                await expect(page.locator("#connection")).to_have_text("live")
