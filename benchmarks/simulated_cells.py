@@ -33,7 +33,7 @@ from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.ingress import IngressConfig
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec, LinkSpec
-from cluster.simulation.fitted_costs import fit_step_costs
+from cluster.simulation.engines.fitted_costs import fit_step_costs
 from cluster.simulation.simulator import simulate
 from cluster.simulation.timing.model_shape import ModelShape, read_model_shape
 from cluster.simulation.timing.op_tables import OpTables, read_op_tables

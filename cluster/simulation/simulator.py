@@ -25,14 +25,14 @@ from actors.costs.step_cost_model import StepCostModel
 from cluster.routing.decision import Decision
 from cluster.routing.engine_connection import EngineKey
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec
-from cluster.simulation.counted_tokens import check_block_size
+from cluster.simulation.engines.counted_tokens import check_block_size
+from cluster.simulation.engines.fitted_costs import fit_step_costs
+from cluster.simulation.engines.simulated_engine import SimulatedEngine, Surroundings, report_for
 from cluster.simulation.event_queue import EventQueue
-from cluster.simulation.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
-from cluster.simulation.fitted_costs import fit_step_costs
-from cluster.simulation.shared_network import SharedNetwork
-from cluster.simulation.simulated_engine import SimulatedEngine, Surroundings, report_for
-from cluster.simulation.simulated_ingress import SimulatedIngress, SimulatedSession
-from cluster.simulation.simulated_transfers import SimulatedTransfers
+from cluster.simulation.faults.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
+from cluster.simulation.ingresses.simulated_ingress import SimulatedIngress, SimulatedSession
+from cluster.simulation.network.shared_network import SharedNetwork
+from cluster.simulation.network.simulated_transfers import SimulatedTransfers
 from cluster.simulation.simulation_result import EngineTotals, SimulatedRequest, SimulationResult
 from cluster.simulation.workloads.workload_request import WorkloadRequest
 

@@ -16,7 +16,7 @@ from actors.costs.step_cost_model import StepCostModel
 from cluster.errors import InvalidConfig
 from cluster.planning.engine_work import EngineSpeed, speed_of_model
 from cluster.planning.offered_load import OfferedRequest
-from cluster.simulation.fitted_costs import fit_step_costs
+from cluster.simulation.engines.fitted_costs import fit_step_costs
 from cluster.simulation.timing.gpu_data_sheets import find_data_sheet
 from cluster.simulation.timing.model_shape import read_model_shape
 from cluster.simulation.timing.model_size import read_model_size

@@ -12,7 +12,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
 from cluster.routing.engine_connection import EngineRole
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec, LinkSpec
-from cluster.simulation.fault_file import FaultPlan
+from cluster.simulation.faults.fault_file import FaultPlan
 from cluster.simulation.timing.model_shape import read_model_shape
 from cluster.simulation.timing.model_size import read_model_size
 from cluster.simulation.timing.op_tables import read_op_tables

@@ -17,7 +17,7 @@ from actors.core.requests.slo import Slo
 from cluster.commands.simulate.simulated_config import EngineSource, cluster_of
 from cluster.config import load_cluster_config
 from cluster.errors import InvalidConfig
-from cluster.simulation.fault_file import FaultPlan, read_fault_file
+from cluster.simulation.faults.fault_file import FaultPlan, read_fault_file
 from cluster.simulation.simulation_result import Outcome, SimulationResult
 from cluster.simulation.simulator import simulate
 from cluster.simulation.workloads.trace_workload import trace_requests

@@ -1,7 +1,7 @@
 """The values that a simulation takes and returns mean what they say.
 
-Tests of cluster/simulation/cluster_spec.py, cluster/simulation/fault.py, cluster/simulation/simulation_result.py and
-cluster/simulation/timing/step_times.py.
+Tests of cluster/simulation/cluster_spec.py, cluster/simulation/faults/fault.py,
+cluster/simulation/simulation_result.py and cluster/simulation/timing/step_times.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import FEATURES, StepShape
 from cluster.routing.engine_connection import EngineRole
 from cluster.simulation.cluster_spec import EngineSpec
-from cluster.simulation.fault import KillEngine
+from cluster.simulation.faults.fault import KillEngine
 from cluster.simulation.simulation_result import Outcome, SimulatedRequest, SimulationResult
 from cluster.simulation.timing.step_times import ModelStepTimes
 from cluster.simulation.workloads.workload_request import HASHED_TOKENS

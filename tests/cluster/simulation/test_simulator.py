@@ -2,12 +2,12 @@
 
 Tests of cluster/simulation/simulator.py.
 Tests of cluster/simulation/cluster_spec.py.
-Tests of cluster/simulation/decode_run.py.
-Tests of cluster/simulation/fault.py.
-Tests of cluster/simulation/request_flight.py.
-Tests of cluster/simulation/simulated_engine.py.
-Tests of cluster/simulation/simulated_ingress.py.
-Tests of cluster/simulation/simulated_transfers.py.
+Tests of cluster/simulation/engines/decode_run.py.
+Tests of cluster/simulation/faults/fault.py.
+Tests of cluster/simulation/ingresses/request_flight.py.
+Tests of cluster/simulation/engines/simulated_engine.py.
+Tests of cluster/simulation/ingresses/simulated_ingress.py.
+Tests of cluster/simulation/network/simulated_transfers.py.
 Tests of cluster/simulation/workloads/workload_request.py.
 """
 
@@ -25,9 +25,9 @@ from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.scheduler import Scheduler
 from cluster.routing.decision import RoutingMode, Way
 from cluster.routing.load_book import AllIngresses
-from cluster.simulation import simulated_engine
-from cluster.simulation.decode_run import has_work
-from cluster.simulation.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
+from cluster.simulation.engines import simulated_engine
+from cluster.simulation.engines.decode_run import has_work
+from cluster.simulation.faults.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
 from cluster.simulation.simulation_result import Outcome, SimulationResult
 from cluster.simulation.simulator import Simulation, simulate
 from cluster.simulation.workloads.workload_request import WorkloadRequest

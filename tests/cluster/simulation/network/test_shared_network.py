@@ -6,7 +6,7 @@ import pytest
 
 from cluster.simulation.cluster_spec import LinkSpec
 from cluster.simulation.event_queue import EventQueue
-from cluster.simulation.shared_network import SharedNetwork
+from cluster.simulation.network.shared_network import SharedNetwork
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 

@@ -14,8 +14,8 @@ from cluster.requests.recovery_decisions import RecoveryDecisions
 from cluster.routing.base import EngineT, Route
 from cluster.routing.decision import Way
 from cluster.routing.engine_connection import EngineRole
+from cluster.simulation.engines.step_log import StepLog
 from cluster.simulation.simulation_result import NEVER, Outcome, SimulatedRequest
-from cluster.simulation.step_log import StepLog
 from cluster.simulation.workloads.workload_request import WorkloadRequest
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from actors.core.outputs.scheduler_output import NOTHING_GROWN, SchedulerOutput, StepBatch
 from actors.core.scheduler import Scheduler
 from actors.costs.step_shape import Floats, Ints, StepShape
-from cluster.simulation.counted_tokens import CountedTokens
+from cluster.simulation.engines.counted_tokens import CountedTokens
 from cluster.simulation.timing.step_times import StepTimes
 from kv_transfer.sides.scheduler_side import SchedulerSide
 

@@ -4,7 +4,7 @@ import pytest
 
 from actors.config import SchedulerConfig
 from actors.costs.step_shape import StepShape
-from cluster.simulation.fitted_costs import fit_step_costs
+from cluster.simulation.engines.fitted_costs import fit_step_costs
 from cluster.simulation.timing.step_times import ModelStepTimes
 from tests.cluster.simulation.simulated_cluster import COSTS
 

@@ -12,10 +12,10 @@ from actors.costs.step_shape import NUM_FEATURES
 from cluster.errors import InvalidConfig
 from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineRole
-from cluster.simulation import fault_file
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec, LinkSpec
-from cluster.simulation.fault import KillEngine, Partition, SlowEngine, StopEngine
-from cluster.simulation.fault_file import read_fault_file
+from cluster.simulation.faults import fault_file
+from cluster.simulation.faults.fault import KillEngine, Partition, SlowEngine, StopEngine
+from cluster.simulation.faults.fault_file import read_fault_file
 from cluster.simulation.timing.step_times import ModelStepTimes
 
 TIMES = ModelStepTimes(StepCostModel((0.01,) * NUM_FEATURES))

@@ -31,13 +31,13 @@ from actors.sessions.block_messages import CachedBlocks
 from actors.sessions.block_reports import BlockReports
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec
-from cluster.simulation.counted_tokens import WorkloadHasher, sampled_tokens
-from cluster.simulation.decode_run import DecodeRun, has_work, num_free_steps
+from cluster.simulation.engines.counted_tokens import WorkloadHasher, sampled_tokens
+from cluster.simulation.engines.decode_run import DecodeRun, has_work, num_free_steps
+from cluster.simulation.engines.step_log import StepLog
 from cluster.simulation.event_queue import EventQueue
-from cluster.simulation.shared_network import SharedNetwork
-from cluster.simulation.simulated_transfers import Peers, SimulatedTransfers
+from cluster.simulation.network.shared_network import SharedNetwork
+from cluster.simulation.network.simulated_transfers import Peers, SimulatedTransfers
 from cluster.simulation.simulation_result import EngineTotals
-from cluster.simulation.step_log import StepLog
 from kv_transfer.link_load import LinkLoad
 from kv_transfer.sides.scheduler_side import SchedulerSide
 from kv_transfer.transfer_stats import TransferStats

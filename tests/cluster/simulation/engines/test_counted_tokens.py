@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from actors.core.requests.block_hash import ExtraKeys
-from cluster.simulation.counted_tokens import (
+from cluster.simulation.engines.counted_tokens import (
     TOKEN,
     CountedTokens,
     PromptIdentity,

@@ -32,10 +32,10 @@ from cluster.routing.prefixes.engine_blocks import BlockReportCounts, EngineBloc
 from cluster.routing.prefixes.prefix_index import PrefixIndex
 from cluster.routing.tickets import submission_alone, submission_with_ticket
 from cluster.simulation.cluster_spec import ClusterSpec
-from cluster.simulation.counted_tokens import TOKEN, CountedTokens, PromptIdentity, WorkloadHasher
+from cluster.simulation.engines.counted_tokens import TOKEN, CountedTokens, PromptIdentity, WorkloadHasher
+from cluster.simulation.engines.simulated_engine import SimulatedEngine
 from cluster.simulation.event_queue import EventQueue
-from cluster.simulation.request_flight import RequestFlight, refused
-from cluster.simulation.simulated_engine import SimulatedEngine
+from cluster.simulation.ingresses.request_flight import RequestFlight, refused
 from cluster.simulation.simulation_result import Outcome, SimulatedRequest
 from cluster.simulation.workloads.workload_request import WorkloadRequest
 from kv_transfer.params import TransferRole

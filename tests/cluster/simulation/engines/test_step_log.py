@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.simulation.step_log import StepLog
+from cluster.simulation.engines.step_log import StepLog
 
 
 def test_a_request_has_the_times_of_the_steps_since_it_began() -> None:

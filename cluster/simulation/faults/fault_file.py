@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from cluster.errors import InvalidConfig
 from cluster.simulation.cluster_spec import ClusterSpec
-from cluster.simulation.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
+from cluster.simulation.faults.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
 
 _MAX_BYTES: Final = 16 << 20
 _Seconds = Annotated[float, Field(ge=0, le=1e10, allow_inf_nan=False)]

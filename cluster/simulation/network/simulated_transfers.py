@@ -12,7 +12,7 @@ from functools import partial
 
 from cluster.routing.engine_connection import EngineKey
 from cluster.simulation.event_queue import EventQueue
-from cluster.simulation.shared_network import Flow, SharedNetwork
+from cluster.simulation.network.shared_network import Flow, SharedNetwork
 from kv_transfer.agent.link_meter import LinkMeter
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.keys import TransferKey

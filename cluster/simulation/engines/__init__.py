@@ -1,0 +1,1 @@
+"""The simulated engines: the product's scheduler in virtual time, and tokens that are only counted."""

@@ -1,0 +1,1 @@
+"""The faults of a simulation: their values, and the file that lists them."""

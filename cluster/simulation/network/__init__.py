@@ -1,0 +1,1 @@
+"""The network between simulated engines, and the handoffs that cross it."""
