@@ -33,11 +33,8 @@ from cluster.pool.controller.first_start import FirstStart, warn_of_lost_stores
 from cluster.pool.controller.operations import Operations
 from cluster.pool.controller.rounds import Rounds, begin_anew, end_replaced
 from cluster.pool.controller.saved_state import ControllerReplaced, SavedState, StateStore
-from cluster.pool.engine_slots import EngineState
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.engine_views import engine_views
-from cluster.pool.engines.reconciler import reconcile, wanted_slots
-from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.ingresses.ingress_starter import IngressStarter
 from cluster.pool.journal import Journal
@@ -47,6 +44,9 @@ from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.leftovers import sweep
 from cluster.pool.ray_objects.object_names import engine_actor_name, ingress_actor_name, placement_group_name
 from cluster.pool.trust_calls import find_trust, make_tls
+from cluster.reconciling.engine_slots import EngineState
+from cluster.reconciling.reconciler import reconcile, wanted_slots
+from cluster.reconciling.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.routing.engine_connection import EngineRole
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Controller:
         self._policy = config.restarts
         self._journal = Journal()
         self._models = Models(config)
-        self._obstacles = UpdateLog(self._journal)
+        self._obstacles = UpdateLog(self._journal.add)
         self._is_stopping = asyncio.Event()
         self._has_news = asyncio.Event()
         self._head = head = HeadProbe()

@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 from cluster.config import ClusterConfig
 from cluster.errors import CannotPlace, CannotStart
-from cluster.pool.engine_slots import EngineState
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
+from cluster.reconciling.engine_slots import EngineState
 from cluster.routing.engine_connection import EngineRole
 
 logger = logging.getLogger(__name__)

@@ -16,14 +16,14 @@ from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig, UnknownNode
 from cluster.pool.adapter_registry import AdapterRegistry
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import EngineState
 from cluster.pool.engines.engine_fleet import EngineFleet
-from cluster.pool.engines.reconciler import scaled_slots
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
 from cluster.pool.ray_objects.ray_nodes import alive_nodes
 from cluster.pool.trust_calls import spread_trust
+from cluster.reconciling.engine_slots import EngineState
+from cluster.reconciling.reconciler import scaled_slots
 from cluster.routing.engine_connection import EngineRole
 
 

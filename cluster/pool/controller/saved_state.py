@@ -18,10 +18,10 @@ from actors.model_facts import ModelFacts
 from actors.process.ray_calls import FailureKind, RayCallFailed, ask_head, on_thread
 from cluster.observability.status import Decision
 from cluster.planning.plan_record import PlanMemory
-from cluster.pool.engine_slots import Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import SavedEngine
 from cluster.pool.ingresses.ingress_incarnation import SavedIngress
 from cluster.pool.ray_objects.ray_nodes import is_own_node_dead
+from cluster.reconciling.engine_slots import Slot, SlotHistory
 from cluster.routing.engine_connection import EngineRole
 from cluster.sessions.cluster_membership import Membership
 

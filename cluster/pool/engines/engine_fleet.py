@@ -19,21 +19,21 @@ from actors.model_facts import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
 from cluster.pool.engines.engine_incarnation import EngineIncarnation, SavedEngine
 from cluster.pool.engines.engine_placement import can_hold, choose_node
 from cluster.pool.engines.key_orders import KeyOrders
-from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine
 from cluster.pool.engines.role_change import change_role
 from cluster.pool.engines.start_progress import ProgressLog
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
 from cluster.pool.owned_tasks import OwnedTasks
-from cluster.pool.planning.switch_clock import SwitchClock
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.ray_actors import one_line
 from cluster.pool.ray_objects.ray_nodes import alive_nodes
+from cluster.reconciling.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
+from cluster.reconciling.reconciler import DrainEngine, RemoveEngine, StartEngine
+from cluster.reconciling.switch_clock import SwitchClock
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.pairing import find_refusal
 from cluster.sessions.cluster_membership import Membership, ServedModel

@@ -22,7 +22,6 @@ from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, EngineRefused
 from cluster.observability.status import EngineView
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import EngineState, Slot
 from cluster.pool.engines.engine_placement import EnginePlacement
 from cluster.pool.engines.key_orders import KeyOrders
 from cluster.pool.ray_objects.head_probe import HeadProbe
@@ -30,6 +29,7 @@ from cluster.pool.ray_objects.heartbeat import ActorLost, Heartbeat
 from cluster.pool.ray_objects.object_names import engine_actor_name, placement_group_name
 from cluster.pool.ray_objects.ray_actors import call_if_alive, end_actor, find_by_name, remote_class
 from cluster.pool.trust_calls import give_trust
+from cluster.reconciling.engine_slots import EngineState, Slot
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ from typing import Final
 
 from actors.process.ray_calls import RayCallFailed, ask_head
 from cluster.observability.status import EngineView
-from cluster.pool.engine_slots import EngineState
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.engine_incarnation import EngineIncarnation
+from cluster.reconciling.engine_slots import EngineState
 from cluster.settings.restarts import RestartConfig
 
 _MISSING_TIMEOUT_S: Final = 1.0

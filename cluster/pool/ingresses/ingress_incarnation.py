@@ -12,11 +12,11 @@ from cluster.api.ingress_actor import IngressHealth
 from cluster.api.shared.ports import IngressPorts
 from cluster.observability.status import IngressView, ingress_name
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import SlotHistory
 from cluster.pool.ray_objects.head_probe import HeadProbe
 from cluster.pool.ray_objects.heartbeat import Heartbeat
 from cluster.pool.ray_objects.ray_actors import call_if_alive, end_actor
 from cluster.pool.trust_calls import give_trust
+from cluster.reconciling.engine_slots import SlotHistory
 from cluster.sessions.cluster_membership import Membership
 
 logger = logging.getLogger(__name__)

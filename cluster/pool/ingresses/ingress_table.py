@@ -12,11 +12,11 @@ import ray
 from actors.model_facts import ModelFacts
 from cluster.api.shared.ports import IngressPorts
 from cluster.observability.status import IngressView
-from cluster.pool.engine_slots import SlotHistory
 from cluster.pool.ingresses.ingress_incarnation import IngressIncarnation, SavedIngress
 from cluster.pool.journal import Journal
 from cluster.pool.ray_objects.object_names import ingress_actor_name
 from cluster.pool.ray_objects.ray_actors import end_actor, find_by_name
+from cluster.reconciling.engine_slots import SlotHistory
 from cluster.sessions.cluster_membership import Membership
 from cluster.settings.ingress import IngressConfig
 from cluster.settings.restarts import RestartConfig

@@ -20,19 +20,16 @@ from typing import Final, Protocol
 from actors.process.bounded_process import BoundedProcess, ProcessDied, ProcessLimits, ProcessTooSlow, ProcessUnusable
 from cluster.config import ClusterConfig
 from cluster.errors import EngineRefused, UnknownEngine
-from cluster.planning.fleet_change import FleetChange, PlannedEngine, next_steps
+from cluster.planning.fleet_change import PlannedEngine, next_steps
 from cluster.planning.fleet_counts import PLANNED_ROLES
 from cluster.planning.offered_load import LoadHistory
 from cluster.planning.plan_record import PlanAction, PlanInputs, PlanMemory, PlannerMode, PlanRecord
 from cluster.planning.planner import PlanStep
-from cluster.pool.engine_slots import Slot
 from cluster.pool.engines.engine_fleet import EngineFleet
-from cluster.pool.engines.reconciler import scaled_slots
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
-from cluster.pool.planning.planned_engines import engine_speed, missing_engines, planned_engine
 from cluster.pool.planning.planner_child import PlanTask, decode_step, encode_task
-from cluster.routing.engine_connection import EngineRole
+from cluster.reconciling.planned_engines import engine_speed, missing_engines, planned_engine, slots_after
 
 logger = logging.getLogger(__name__)
 
@@ -181,14 +178,3 @@ class PlannerRounds:
             self._fleet.wanted = wanted
             await self._save()
             self._on_change()
-
-
-def slots_after(wanted: Iterable[Slot], steps: FleetChange) -> list[Slot]:
-    """Return the wanted slots after removals and starts. New slots have the role that their engines start in."""
-    slots = [slot for slot in wanted if slot.engine_id not in steps.removals]
-    counts = {
-        role: sum(slot.role is role for slot in slots) + steps.starts.of_role(role)
-        for role in (EngineRole.PREFILL, EngineRole.DECODE, EngineRole.BOTH)
-        if steps.starts.of_role(role)
-    }
-    return scaled_slots(slots, counts)

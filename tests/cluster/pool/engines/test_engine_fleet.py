@@ -23,13 +23,13 @@ from actors.model_facts import ModelFacts
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, EngineRefused, UnknownEngine
 from cluster.pool.cluster_trust import ClusterTrust
-from cluster.pool.engine_slots import EngineState, Slot
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.engines.engine_placement import EnginePlacement
-from cluster.pool.engines.reconciler import reconcile
 from cluster.pool.journal import Journal
 from cluster.pool.models import Models
 from cluster.pool.ray_objects.head_probe import HeadProbe
+from cluster.reconciling.engine_slots import EngineState, Slot
+from cluster.reconciling.reconciler import reconcile
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.settings.restarts import RestartConfig

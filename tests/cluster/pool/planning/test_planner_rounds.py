@@ -8,25 +8,23 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import msgspec
-import pytest
 
 from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from actors.costs.step_cost_model import Residuals, StepCostModel
 from actors.process.bounded_process import ProcessDied
 from cluster.config import ClusterConfig
 from cluster.errors import EngineRefused
-from cluster.planning.fleet_change import FleetChange
 from cluster.planning.fleet_counts import FleetCounts
 from cluster.planning.fleet_estimate import ClosedFormEstimator
 from cluster.planning.offered_load import LoadWindow
 from cluster.planning.plan_record import PendingChange, PlanAction, PlanMemory, PlannerMode
-from cluster.pool.engine_slots import EngineState, Slot
 from cluster.pool.engines.engine_fleet import EngineFleet
 from cluster.pool.ingresses.ingress_fleet import IngressFleet
 from cluster.pool.journal import Journal
 from cluster.pool.planning.planner_child import answer
-from cluster.pool.planning.planner_rounds import PlannerRounds, slots_after
-from cluster.pool.planning.switch_clock import SwitchClock
+from cluster.pool.planning.planner_rounds import PlannerRounds
+from cluster.reconciling.engine_slots import EngineState, Slot
+from cluster.reconciling.switch_clock import SwitchClock
 from cluster.routing.engine_connection import EngineRole
 from tests.cluster.planning.plan_setup import COSTS, window
 
@@ -228,19 +226,3 @@ async def test_a_new_engine_begins_in_the_role_of_its_slot_whatever_the_one_befo
         Slot(DECODE, 0),
     }
     assert setup.fleet.roles == {}
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        (FleetChange(removals=("decode-0",)), {Slot(PREFILL, 0), Slot(DECODE, 1)}),
-        (
-            FleetChange(removals=("decode-1",), starts=FleetCounts(prefill=2)),
-            {Slot(PREFILL, 0), Slot(PREFILL, 1), Slot(PREFILL, 2), Slot(DECODE, 0)},
-        ),
-        (FleetChange(), {Slot(PREFILL, 0), Slot(DECODE, 0), Slot(DECODE, 1)}),
-    ],
-)
-def test_the_slots_after_removals_and_starts(steps: FleetChange, expected: set[Slot]) -> None:
-    before = [Slot(PREFILL, 0), Slot(DECODE, 0), Slot(DECODE, 1)]
-    assert set(slots_after(before, steps)) == expected

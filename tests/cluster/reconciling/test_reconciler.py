@@ -1,4 +1,4 @@
-"""Tests of cluster/pool/engine_slots.py and cluster/settings/restarts.py."""
+"""Tests of cluster/reconciling/engine_slots.py and cluster/settings/restarts.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
-from cluster.pool.engines.reconciler import (
+from cluster.reconciling.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
+from cluster.reconciling.reconciler import (
     Action,
     DrainEngine,
     RemoveEngine,

@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
-from cluster.pool.engines.reconciler import DrainEngine, RemoveEngine, StartEngine, reconcile
-from cluster.pool.engines.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.pool.journal import Journal
+from cluster.reconciling.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
+from cluster.reconciling.reconciler import DrainEngine, RemoveEngine, StartEngine, reconcile
+from cluster.reconciling.rolling_update import RollingUpdate, UpdateLog, find_update
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.restarts import RestartConfig
 
@@ -79,7 +79,7 @@ def test_an_engine_of_the_old_model_that_waits_for_room_is_replaced_at_once() ->
 
 def test_what_holds_an_update_up_is_written_down_once() -> None:
     journal = Journal()
-    log = UpdateLog(journal)
+    log = UpdateLog(journal.add)
     stuck = RollingUpdate(2, 0, 3, obstacles=("prefill-0 (it finds no room)",))
     for update in (None, RollingUpdate(2, 0, 3), stuck, RollingUpdate(2, 0, 3), stuck, stuck):
         log.tell(update)

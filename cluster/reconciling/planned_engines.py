@@ -8,8 +8,9 @@ from typing import Final
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.costs.step_cost_model import KINDS, StepCostModel
 from cluster.planning.engine_work import EngineSpeed
-from cluster.planning.fleet_change import PlannedEngine
-from cluster.pool.engine_slots import EngineState, Slot
+from cluster.planning.fleet_change import FleetChange, PlannedEngine
+from cluster.reconciling.engine_slots import EngineState, Slot
+from cluster.reconciling.reconciler import scaled_slots
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.load_book import DEFAULT_BATCHED_TOKENS, DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S
 from cluster.routing.step_prediction import MIN_STEPS_OF_KIND, StepFamily, StepPrediction
@@ -59,6 +60,17 @@ def missing_engines(
         for slot in wanted
         if slot not in filled
     ]
+
+
+def slots_after(wanted: Iterable[Slot], steps: FleetChange) -> list[Slot]:
+    """Return the wanted slots after removals and starts. New slots have the role that their engines start in."""
+    slots = [slot for slot in wanted if slot.engine_id not in steps.removals]
+    counts = {
+        role: sum(slot.role is role for slot in slots) + steps.starts.of_role(role)
+        for role in (EngineRole.PREFILL, EngineRole.DECODE, EngineRole.BOTH)
+        if steps.starts.of_role(role)
+    }
+    return scaled_slots(slots, counts)
 
 
 def engine_speed(stats: Mapping[str, SchedulerStats]) -> EngineSpeed | None:

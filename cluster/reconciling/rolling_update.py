@@ -8,12 +8,11 @@ get the new model when they start again. This file is pure, except for UpdateLog
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
-from cluster.pool.journal import Journal
+from cluster.reconciling.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.restarts import RestartConfig
 
@@ -58,8 +57,9 @@ class RollingUpdate:
 class UpdateLog:
     """The journal entries about what holds an update up: one entry for each state in which the update gets stuck."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, add: Callable[[str], None]) -> None:
+        """add: adds an entry to the journal"""
+        self._add = add
         self._said: RollingUpdate | None = None
 
     def tell(self, update: RollingUpdate | None) -> None:
@@ -67,7 +67,7 @@ class UpdateLog:
         if update is None or not (update.obstacles or update.passed_over):
             return
         if self._said is None or not self._said.is_as_far_as(update):
-            self._journal.add(f"update: {update}")
+            self._add(f"update: {update}")
             self._said = update
 
 

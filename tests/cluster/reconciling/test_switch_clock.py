@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cluster.planning.fleet_change import SwitchTimes
-from cluster.pool.planning.switch_clock import SwitchClock
+from cluster.reconciling.switch_clock import SwitchClock
 
 
 def test_the_longest_of_the_newest_starts_and_drains_counts() -> None:

@@ -8,9 +8,16 @@ import pytest
 
 from actors.core.outputs.scheduler_stats import LoadReport, PrefixCacheStats, SchedulerStats
 from actors.costs.step_cost_model import Residuals, StepCostModel
-from cluster.planning.fleet_change import PlannedEngine
-from cluster.pool.engine_slots import EngineState, Slot
-from cluster.pool.planning.planned_engines import cached_tokens, engine_speed, missing_engines, planned_engine
+from cluster.planning.fleet_change import FleetChange, PlannedEngine
+from cluster.planning.fleet_counts import FleetCounts
+from cluster.reconciling.engine_slots import EngineState, Slot
+from cluster.reconciling.planned_engines import (
+    cached_tokens,
+    engine_speed,
+    missing_engines,
+    planned_engine,
+    slots_after,
+)
 from cluster.routing.engine_connection import EngineRole
 from kv_transfer.link_load import LinkLoad
 from tests.cluster.planning.plan_setup import COSTS
@@ -86,3 +93,19 @@ def test_without_a_sure_model_there_is_no_speed() -> None:
     assert engine_speed({"a": _stats(None)}) is None
     assert engine_speed({"a": _stats(SURE, None)}) is None
     assert engine_speed({}) is None
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        (FleetChange(removals=("decode-0",)), {Slot(PREFILL, 0), Slot(DECODE, 1)}),
+        (
+            FleetChange(removals=("decode-1",), starts=FleetCounts(prefill=2)),
+            {Slot(PREFILL, 0), Slot(PREFILL, 1), Slot(PREFILL, 2), Slot(DECODE, 0)},
+        ),
+        (FleetChange(), {Slot(PREFILL, 0), Slot(DECODE, 0), Slot(DECODE, 1)}),
+    ],
+)
+def test_the_slots_after_removals_and_starts(steps: FleetChange, expected: set[Slot]) -> None:
+    before = [Slot(PREFILL, 0), Slot(DECODE, 0), Slot(DECODE, 1)]
+    assert set(slots_after(before, steps)) == expected

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cluster.pool.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
-from cluster.pool.engines.rolling_update import find_update
+from cluster.reconciling.engine_slots import EngineState, ObservedEngine, Slot, SlotHistory
+from cluster.reconciling.rolling_update import find_update
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.restarts import RestartConfig
 
