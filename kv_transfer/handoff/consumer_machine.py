@@ -17,9 +17,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from kv_transfer.block_pieces import PieceMap
 from kv_transfer.connector.fetches import Fetch
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import ProducerEnd
@@ -30,6 +29,10 @@ from kv_transfer.handoff.transfer_story import TransferStory
 from kv_transfer.handoff.transition_table import Transition
 from kv_transfer.params import TransferId
 from kv_transfer.transfer_stats import TransferTimings
+
+if TYPE_CHECKING:
+    # The simulator reads this file, and torch takes seconds to load.
+    from kv_transfer.block_pieces import PieceMap
 
 
 class ConsumerState(enum.IntEnum):

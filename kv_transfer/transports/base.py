@@ -6,12 +6,14 @@ All calls but abort() and is_cut() come from the link's own thread and may block
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from kv_transfer.transports.link_opening import Opening
 from kv_transfer.trust.secret import KeySource
+
+if TYPE_CHECKING:
+    # The simulator reads this file, and torch takes seconds to load.
+    from torch import Tensor
 
 
 class ComputeEvent(Protocol):
