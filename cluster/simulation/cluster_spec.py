@@ -10,6 +10,7 @@ from actors.costs.step_cost_model import StepCostModel
 from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineRole
 from cluster.settings.ingress import IngressConfig
+from cluster.settings.restarts import RestartConfig
 from cluster.simulation.timing.step_times import StepTimes
 from cluster.simulation.workloads.workload_request import HASHED_TOKENS
 from kv_transfer.config import KVTransferConfig
@@ -67,6 +68,12 @@ class ClusterSpec:
     stats_delay_s:      reports are so old when they come
     restart_s:          a killed engine serves again after so many seconds; None: never
     death_noticed_s:    ingresses and peers notice after so many seconds that an engine has died
+    start_s:            an engine that is started later serves after so many seconds
+    longest_drain_s:    an engine that drains ends after so many seconds, even if it still has requests
+    look_s:             the controller looks so often whether an engine that drains is idle
+    restarts:           the limits of restarts of engines that die
+    load_window_s:      ingresses count what clients ask for, in windows of so many seconds, for a planner; None: they
+                        do not
     ingress:            the limits of each ingress, on what waits and on how often a request is submitted
     kv_transfer:        the handoffs' deadlines and limits
     """
@@ -81,5 +88,10 @@ class ClusterSpec:
     stats_delay_s: float = 0.0
     restart_s: float | None = None
     death_noticed_s: float = 1.0
+    start_s: float = 60.0
+    longest_drain_s: float = 30.0
+    look_s: float = 1.0
+    restarts: RestartConfig = field(default_factory=RestartConfig)
+    load_window_s: float | None = None
     ingress: IngressConfig = field(default_factory=IngressConfig)
     kv_transfer: KVTransferConfig = field(default_factory=KVTransferConfig)

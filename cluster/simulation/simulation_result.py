@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from actors.core.requests.slo import Slo
+from cluster.planning.fleet_counts import FleetCounts
 from cluster.routing.decision import Decision, Way
 
 NEVER: Final = math.inf
@@ -99,6 +100,7 @@ class EngineTotals:
 
     busy_s:             seconds in steps
     served_s:           seconds in which it was there for requests
+    held_s:             seconds in which it took its GPUs: besides, those in which it started
     num_prompt_tokens:  tokens of prompts that it computed
     num_sent_bytes:     bytes of KV that it sent to other engines
     """
@@ -111,6 +113,20 @@ class EngineTotals:
     num_output_tokens: int
     num_preemptions: int
     num_sent_bytes: int
+    held_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetPoint:
+    """The engines from a time on, up to that of the next point.
+
+    serving:     engines that are there for requests, those that drain included, by role
+    num_starting: engines that start, and take GPUs already
+    """
+
+    at_s: float
+    serving: FleetCounts
+    num_starting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +137,19 @@ class SimulationResult:
     engines:   in the order of ClusterSpec
     decisions: why routes were chosen, in the order of the choices; empty if they were not kept
     duration_s: from the beginning of the workload to the last event
+    fleet:      how many engines there were, from the beginning on; a point for each change
     """
 
     requests: Sequence[SimulatedRequest]
     engines: Sequence[EngineTotals]
     decisions: Sequence[Decision]
     duration_s: float
+    fleet: Sequence[FleetPoint] = ()
 
     @property
     def engine_seconds(self) -> float:
-        """The seconds for which engines were there, summed."""
-        return sum(engine.served_s for engine in self.engines)
+        """The seconds for which engines took their GPUs, summed."""
+        return sum(engine.held_s for engine in self.engines)
 
     def good_share(self, slo: Slo) -> float:
         """Return the part of the offered requests that met the aims."""

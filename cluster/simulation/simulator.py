@@ -1,6 +1,7 @@
 """Simulates a cluster that serves a workload: discrete events in virtual time, deterministic from a seed.
 
     clients -> SimulatedIngress (admission, router, recovery) -> SimulatedEngine (scheduler) <-> SharedNetwork
+    SimulatedFleet (reconciler) -> engines start, drain, change their roles, and leave
 
 What decides is the product's code, unchanged, with the virtual clock passed in. Models stand for what it decides about:
 steps take as long as StepTimes says, transfers share the engines' interfaces, clients send what the workload says.
@@ -15,25 +16,22 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
-from actors.costs.step_cost_model import StepCostModel
 from cluster.routing.decision import Decision
-from cluster.routing.engine_connection import EngineKey
-from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec
+from cluster.simulation.cluster_spec import ClusterSpec
 from cluster.simulation.engines.counted_tokens import check_block_size
-from cluster.simulation.engines.fitted_costs import fit_step_costs
-from cluster.simulation.engines.simulated_engine import SimulatedEngine, Surroundings, report_for
+from cluster.simulation.engines.simulated_engine import SimulatedEngine
 from cluster.simulation.event_queue import EventQueue
 from cluster.simulation.faults.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
-from cluster.simulation.ingresses.simulated_ingress import SimulatedIngress, SimulatedSession
-from cluster.simulation.network.shared_network import SharedNetwork
-from cluster.simulation.network.simulated_transfers import SimulatedTransfers
-from cluster.simulation.simulation_result import EngineTotals, SimulatedRequest, SimulationResult
+from cluster.simulation.fleet.fleet_member import FleetMember
+from cluster.simulation.fleet.orders import FleetControl, Order, ScaleRole, SetRole
+from cluster.simulation.fleet.simulated_fleet import SimulatedFleet
+from cluster.simulation.ingresses.simulated_ingress import SimulatedIngress
+from cluster.simulation.simulation_result import SimulatedRequest, SimulationResult
 from cluster.simulation.workloads.workload_request import WorkloadRequest
 
 _OBJECTS_BEFORE_COLLECTION: Final = 100_000
@@ -45,6 +43,8 @@ def simulate(
     *,
     seed: int,
     faults: Iterable[Fault] = (),
+    orders: Iterable[Order] = (),
+    control: FleetControl | None = None,
     keep_decisions: bool = False,
     fast_forward: bool = True,
     until_s: float = math.inf,
@@ -53,14 +53,18 @@ def simulate(
 
     workload:       read as it is offered, in the order of arrival
     seed:           draws which ingress a request comes to, and when engines report
+    orders:         of operators, who scale roles and change them
+    control:        decides about the engines as time goes by, as a planner does; None: nobody does
     keep_decisions: keep why each route was chosen, as `raypd explain` shows it
     fast_forward:   take decode steps many at once where nothing else is due; the result is the same without
     until_s:        the simulation ends at this time, or when all requests have ended
     Raises ValueError if the workload does not fit the cluster, or is out of order.
     """
-    simulation = Simulation(spec, seed, keep_decisions=keep_decisions, fast_forward=fast_forward)
+    simulation = Simulation(spec, seed, keep_decisions=keep_decisions, fast_forward=fast_forward, control=control)
     for fault in faults:
         simulation.plan_fault(fault)
+    for order in orders:
+        simulation.plan_order(order)
     with _few_collections():
         return simulation.run(iter(workload), until_s)
 
@@ -82,23 +86,18 @@ def _few_collections() -> Iterator[None]:
             gc.unfreeze()
 
 
-@dataclass(slots=True)
-class _Slot:
-    """One engine of the cluster, over its incarnations. begun_s: when the present one began to serve"""
-
-    number: int
-    spec: EngineSpec
-    engine: SimulatedEngine | None = None
-    incarnation: int = 0
-    begun_s: float = 0.0
-    served_s: float = 0.0
-    ended: EngineTotals | None = None
-
-
 class Simulation:
     """A cluster while it is being simulated; simulate() is the whole of it."""
 
-    def __init__(self, spec: ClusterSpec, seed: int, *, keep_decisions: bool, fast_forward: bool) -> None:
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        seed: int,
+        *,
+        keep_decisions: bool,
+        fast_forward: bool,
+        control: FleetControl | None = None,
+    ) -> None:
         if not spec.engines:
             raise ValueError("the cluster has no engines: name at least one")
         if len({one.block_size for one in spec.engines}) > 1:
@@ -106,37 +105,45 @@ class Simulation:
         self._spec = spec
         self._random = random.Random(seed)
         self._events = EventQueue()
-        self._network = SharedNetwork(spec.links, self._events)
-        self._transfers: dict[EngineKey, SimulatedTransfers] = {}
-        self._slots = {one.engine_id: _Slot(number, one) for number, one in enumerate(spec.engines)}
         self._results: list[SimulatedRequest | None] = []
         self._num_open = 0
-        self._is_offered = False
+        self._is_offered = self._is_over = False
+        self._is_enough: Callable[[], bool] = lambda: False
         self._decisions: list[Decision] | None = [] if keep_decisions else None
         self._ingresses = [
             SimulatedIngress(number, spec, self._events, self._on_end, self._decisions)
             for number in range(spec.num_ingresses)
         ]
-        self._around = Surroundings(
-            spec, self._events, self._network, self._deliver, self._transfers.get, fast_forward=fast_forward
+        self._fleet = SimulatedFleet(
+            spec, self._events, self._ingresses, self._deliver, self._random, fast_forward=fast_forward
         )
-        for slot in self._slots.values():
-            if slot.spec.start_s <= 0:
-                self._start(slot)
-            else:
-                self._events.at(slot.spec.start_s, self._start, slot)
+        if control is not None:
+            self._events.at(control.interval_s, self._let_control, control)
 
-    def run(self, workload: Iterator[WorkloadRequest], until_s: float) -> SimulationResult:
-        """Offer the workload, and let events happen until all requests have ended, or until a time."""
+    def run(
+        self,
+        workload: Iterator[WorkloadRequest],
+        until_s: float,
+        is_enough: Callable[[], bool] = lambda: False,
+    ) -> SimulationResult:
+        """Offer the workload, and let events happen until all requests have ended, or until a time.
+
+        is_enough: asked whenever requests have ended; if it says so, the simulation ends
+        """
         self._offer_next(workload)
-        self._events.run(until_s, lambda: self._is_offered and not self._num_open)
+        self._is_enough = is_enough
+        self._events.run(until_s, lambda: self._is_over or (self._is_offered and not self._num_open))
         for ingress in self._ingresses:
             for index, unfinished in ingress.unfinished():
                 self._results[index] = unfinished
         requests = [found for found in self._results if found is not None]
         assert len(requests) == len(self._results), "each request has a result"
-        totals = [self._totals(slot) for slot in self._slots.values()]
-        return SimulationResult(requests, totals, self._decisions or (), self._events.now_s)
+        totals, points = self._fleet.totals(), self._fleet.points
+        return SimulationResult(requests, totals, self._decisions or (), self._events.now_s, points)
+
+    def result_of(self, index: int) -> SimulatedRequest | None:
+        """Return what became of a request, by its number in the workload; None as long as it has not ended."""
+        return self._results[index] if index < len(self._results) else None
 
     def settle(self, seconds: float) -> None:
         """Let further time pass after run(), in which engines end what they have under way."""
@@ -145,15 +152,13 @@ class Simulation:
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if an engine's scheduler contradicts itself."""
-        for slot in self._slots.values():
-            if slot.engine is not None and not slot.engine.is_dead:
-                slot.engine.check_integrity()
+        for engine in self._fleet.serving:
+            engine.check_integrity()
 
     @property
     def num_held_blocks(self) -> int:
         """Blocks that requests and transfers hold, in all engines that live."""
-        engines = [slot.engine for slot in self._slots.values() if slot.engine is not None]
-        return sum(engine.num_held_blocks for engine in engines if not engine.is_dead)
+        return sum(engine.num_held_blocks for engine in self._fleet.serving)
 
     # -- clients -------------------------------------------------------------------------------------------------
 
@@ -180,119 +185,48 @@ class Simulation:
     def _on_end(self, index: int, result: SimulatedRequest) -> None:
         self._results[index] = result
         self._num_open -= 1
+        self._is_over = self._is_enough()
 
     def _deliver(self, engine: SimulatedEngine, ingress: int, outputs: EngineCoreOutputs) -> None:
         self._ingresses[ingress].on_outputs(engine, outputs)
 
-    # -- engines -------------------------------------------------------------------------------------------------
+    # -- what operators ask for ----------------------------------------------------------------------------------
 
-    def _start(self, slot: _Slot) -> None:
-        slot.incarnation += 1
-        slot.begun_s = self._events.now_s
-        engine = SimulatedEngine(slot.number, slot.spec, slot.incarnation, self._costs_of(slot.spec), self._around)
-        slot.engine = engine
-        self._transfers[engine.descriptor.key] = engine.transfers
-        self._network.join(engine.descriptor.key)
-        self._open_sessions(engine)
+    def _let_control(self, control: FleetControl) -> None:
+        control.look(self._fleet, self._ingresses, self._events.now_s)
+        self._events.at(self._events.now_s + control.interval_s, self._let_control, control)
 
-    def _open_sessions(self, engine: SimulatedEngine) -> None:
-        sessions = [(ingress, ingress.on_engine(engine)) for ingress in self._ingresses if not ingress.knows(engine)]
-        if not sessions:
-            return
-        self._report(engine, sessions)
-        # The first report is at once; the later ones of the engines do not come all at the same time.
-        first_s = self._events.now_s + self._random.random() * self._spec.stats_interval_s
-        self._events.at(first_s, self._report_again, engine, sessions)
-
-    @staticmethod
-    def _costs_of(spec: EngineSpec) -> StepCostModel:
-        return fit_step_costs(spec.step_times, spec.scheduler) if spec.step_costs is None else spec.step_costs
-
-    def _report_again(
-        self, engine: SimulatedEngine, sessions: Sequence[tuple[SimulatedIngress, SimulatedSession]]
-    ) -> None:
-        open_sessions = [(ingress, session) for ingress, session in sessions if session.is_open]
-        if engine.is_dead or not open_sessions:
-            return
-        if not engine.is_stopped:
-            self._report(engine, open_sessions)
-        self._events.at(self._events.now_s + self._spec.stats_interval_s, self._report_again, engine, open_sessions)
-
-    def _report(self, engine: SimulatedEngine, sessions: Sequence[tuple[SimulatedIngress, SimulatedSession]]) -> None:
-        report, kv_events = engine.load_report(), engine.take_kv_events()
-        for ingress, session in sessions:
-            own = report_for(report, engine, ingress.number)
-            if self._spec.stats_delay_s > 0:
-                due_s = self._events.now_s + self._spec.stats_delay_s
-                self._events.at(due_s, ingress.on_report, session, own, kv_events)
-            else:
-                ingress.on_report(session, own, kv_events)
-
-    def _totals(self, slot: _Slot) -> EngineTotals:
-        """Return what an engine has done, in all its incarnations."""
-        ended, engine = slot.ended, slot.engine
-        served_s = slot.served_s
-        if engine is not None and not engine.is_dead:
-            served_s += self._events.now_s - slot.begun_s
-        now = None if engine is None else engine.totals(served_s)
-        found = [one for one in (ended, now) if one is not None]
-        return EngineTotals(
-            slot.spec.engine_id,
-            busy_s=sum(one.busy_s for one in found),
-            served_s=served_s,
-            num_steps=sum(one.num_steps for one in found),
-            num_prompt_tokens=sum(one.num_prompt_tokens for one in found),
-            num_output_tokens=sum(one.num_output_tokens for one in found),
-            num_preemptions=sum(one.num_preemptions for one in found),
-            num_sent_bytes=sum(one.num_sent_bytes for one in found),
-        )
+    def plan_order(self, order: Order) -> None:
+        """Let an operator's order come at its time."""
+        match order:
+            case ScaleRole():
+                self._events.at(order.at_s, self._fleet.scale, {order.role: order.count})
+            case SetRole():
+                self._events.at(order.at_s, self._fleet.set_role, order.engine_id, order.role)
 
     # -- faults --------------------------------------------------------------------------------------------------
 
     def plan_fault(self, fault: Fault) -> None:
         """Let a fault happen at its time. Raises ValueError if it names an engine that is not there."""
         named = fault.engine_ids if isinstance(fault, Partition) else {fault.engine_id}
-        if unknown := sorted(named - self._slots.keys()):
-            raise ValueError(f"a fault names {', '.join(unknown)}; engines are: {', '.join(self._slots)}")
+        members = {member.slot.engine_id: member for member in self._fleet}
+        if unknown := sorted(named - members.keys()):
+            raise ValueError(f"a fault names {', '.join(unknown)}; engines are: {', '.join(members)}")
         events = self._events
         match fault:
             case KillEngine():
-                events.at(fault.at_s, self._kill, self._slots[fault.engine_id])
+                events.at(fault.at_s, self._fleet.kill, members[fault.engine_id])
             case StopEngine():
-                events.at(fault.at_s, self._stop, self._slots[fault.engine_id], fault.until_s)
+                events.at(fault.at_s, self._stop, members[fault.engine_id], fault.until_s)
             case SlowEngine():
-                events.at(fault.at_s, self._slow, self._slots[fault.engine_id], fault.factor)
-                events.at(fault.until_s, self._slow, self._slots[fault.engine_id], 1.0)
+                events.at(fault.at_s, self._slow, members[fault.engine_id], fault.factor)
+                events.at(fault.until_s, self._slow, members[fault.engine_id], 1.0)
             case Partition():
                 events.at(fault.at_s, self._cut, fault)
-                events.at(fault.until_s, self._network.mend, fault.engine_ids)
+                events.at(fault.until_s, self._fleet.network.mend, fault.engine_ids)
 
-    def _kill(self, slot: _Slot) -> None:
-        engine = slot.engine
-        if engine is None or engine.is_dead:
-            return
-        now_s = self._events.now_s
-        engine.die()
-        slot.served_s += now_s - slot.begun_s
-        self._network.leave(engine.descriptor.key)
-        self._events.at(now_s + self._spec.death_noticed_s, self._notice_death, engine)
-        if self._spec.restart_s is not None:
-            self._events.at(now_s + max(self._spec.restart_s, self._spec.death_noticed_s), self._restart, slot)
-
-    def _notice_death(self, engine: SimulatedEngine) -> None:
-        key = engine.descriptor.key
-        del self._transfers[key]
-        for transfers in self._transfers.values():
-            transfers.on_link_lost(key)
-        for ingress in self._ingresses:
-            ingress.on_engine_lost(engine)
-
-    def _restart(self, slot: _Slot) -> None:
-        slot.ended = self._totals(slot)
-        self._start(slot)
-
-    def _stop(self, slot: _Slot, until_s: float) -> None:
-        engine, now_s = slot.engine, self._events.now_s
+    def _stop(self, member: FleetMember, until_s: float) -> None:
+        engine, now_s = member.engine, self._events.now_s
         if engine is None or engine.is_dead:
             return
         engine.stop(until_s)
@@ -301,33 +235,22 @@ class Simulation:
             self._events.at(links_lost_s, self._lose_links, frozenset({engine.descriptor.engine_id}))
         given_up_s = now_s + self._spec.ingress.engine_timeout_s
         if given_up_s < until_s:
-            self._events.at(given_up_s, self._give_up_for_a_while, engine, until_s)
+            self._events.at(given_up_s, self._fleet.give_up_for_a_while, engine, until_s)
 
-    def _give_up_for_a_while(self, engine: SimulatedEngine, until_s: float) -> None:
-        if engine.is_dead:
-            return
-        for ingress in self._ingresses:
-            ingress.on_engine_lost(engine)
-        self._events.at(until_s, self._come_back, engine)
-
-    def _come_back(self, engine: SimulatedEngine) -> None:
-        if not engine.is_dead:
-            self._open_sessions(engine)
-
-    def _slow(self, slot: _Slot, factor: float) -> None:
-        if slot.engine is not None and not slot.engine.is_dead:
-            slot.engine.slow_down(factor)
+    def _slow(self, member: FleetMember, factor: float) -> None:
+        if member.engine is not None and not member.engine.is_dead:
+            member.engine.slow_down(factor)
 
     def _cut(self, fault: Partition) -> None:
-        self._network.cut(fault.engine_ids)
+        self._fleet.network.cut(fault.engine_ids)
         lost_s = self._events.now_s + self._spec.kv_transfer.link_timeout_s
         if lost_s < fault.until_s:
             self._events.at(lost_s, self._lose_links, fault.engine_ids)
 
     def _lose_links(self, engine_ids: frozenset[str]) -> None:
         """Let the links between these engines and all others break: their ends have not heard of each other."""
-        self._network.lose(engine_ids)
-        for key, transfers in list(self._transfers.items()):
-            for other in list(self._transfers):
+        self._fleet.network.lose(engine_ids)
+        for key, transfers in list(self._fleet.transfers.items()):
+            for other in list(self._fleet.transfers):
                 if (key[0] in engine_ids) != (other[0] in engine_ids):
                     transfers.on_link_lost(other)

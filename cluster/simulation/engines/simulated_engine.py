@@ -22,14 +22,14 @@ from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.outputs.load_report import LoadMeter
 from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
-from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
 from actors.core.scheduler import Scheduler
 from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import StepShape
 from actors.sessions.block_messages import CachedBlocks
 from actors.sessions.block_reports import BlockReports
-from cluster.routing.engine_connection import EngineDescriptor
+from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec
 from cluster.simulation.engines.counted_tokens import WorkloadHasher, sampled_tokens
 from cluster.simulation.engines.decode_run import DecodeRun, has_work, num_free_steps
@@ -89,8 +89,7 @@ class SimulatedEngine:
         self._hasher = WorkloadHasher(spec.block_size)
         self._num_taken: Counter[int] = Counter()
         self._link_loads: tuple[LinkLoad, ...] = ()
-        self._slowness = 1.0
-        self._stopped_until_s = 0.0
+        self._slowness, self._stopped_until_s = 1.0, 0.0
         self._version = 0
         self._is_waking = False
         self._is_interrupted = False
@@ -123,8 +122,8 @@ class SimulatedEngine:
         """Whether the engine's process stands still."""
         return self._events.now_s < self._stopped_until_s
 
-    def totals(self, served_s: float) -> EngineTotals:
-        """Return what this incarnation has done. served_s: how long it was there"""
+    def totals(self, served_s: float, held_s: float) -> EngineTotals:
+        """Return what this incarnation has done. served_s, held_s: see EngineTotals"""
         self._advance()
         stats = self.scheduler.make_stats()
         return EngineTotals(
@@ -136,6 +135,7 @@ class SimulatedEngine:
             num_output_tokens=stats.num_output_tokens,
             num_preemptions=stats.num_preemptions,
             num_sent_bytes=self.transfers.num_sent_bytes,
+            held_s=held_s,
         )
 
     def check_integrity(self) -> None:
@@ -185,6 +185,15 @@ class SimulatedEngine:
         num_taken = self._num_taken.total()
         return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, prefix, num_taken)
 
+    def stats(self) -> SchedulerStats:
+        """Return the engine's counters, its load and its cost model, as the controller gets them."""
+        return replace(self.scheduler.make_stats(), load_report=self.load_report(), step_costs=self.step_costs)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the engine has no request, and no transfer holds blocks."""
+        return not self.scheduler.has_requests()
+
     def num_taken_from(self, ingress: int) -> int:
         """Return how many requests of an ingress were taken in."""
         return self._num_taken[ingress]
@@ -206,6 +215,12 @@ class SimulatedEngine:
         return parts
 
     # -- what befalls it -----------------------------------------------------------------------------------------
+
+    def set_role(self, role: EngineRole) -> None:
+        """Serve in another role from the next step on; requests that are here go on."""
+        self._interrupt()
+        self.scheduler.chunk_budget.set_role(role.value)
+        self.descriptor = replace(self.descriptor, role=role)
 
     def slow_down(self, factor: float) -> None:
         """Let steps take longer from the next one on. factor: 1 means as usual"""
@@ -384,12 +399,6 @@ def _scheduler_of(
     # Steps of a cost model are those of engines that overlap; to schedule one ahead would count that twice.
     config, cache = spec.scheduler.model_copy(update={"overlap": False}), CacheConfig(block_size=spec.block_size)
     return Scheduler(config, cache, spec.num_blocks, spec.max_model_len, transfers=parts, clock=clock)
-
-
-def report_for(report: LoadReport, engine: SimulatedEngine, ingress: int) -> LoadReport:
-    """Return an engine's report as one ingress gets it."""
-    num_taken = engine.num_taken_from(ingress)
-    return report if num_taken == report.num_taken_requests else replace(report, num_taken_requests=num_taken)
 
 
 def _shape_of(batch: StepBatch) -> StepShape:

@@ -20,6 +20,7 @@ from actors.core.requests.slo import Slo
 from actors.costs.step_cost_model import StepCostModel
 from actors.sessions.block_messages import event_messages
 from cluster.errors import EngineFailed, NoEngineAvailable, Overloaded
+from cluster.planning.offered_load import OfferedLoad, OfferedRequest
 from cluster.requests.overload_control import OverloadControl
 from cluster.requests.recovery_decisions import FailedAttempt, RecoveryDecisions, RecoveryPolicy, TryAgain
 from cluster.routing.base import Route
@@ -88,6 +89,8 @@ class SimulatedIngress:
         self._decisions = decisions
         self._block_size = spec.engines[0].block_size
         self._sessions: list[SimulatedSession] = []
+        self._serving: list[SimulatedSession] = []
+        """The sessions with engines that do not drain; another list whenever they, or their roles, have changed."""
         self._flights: dict[str, Flight] = {}
         self._waiting: dict[str, tuple[Flight, FailedAttempt, TryAgain]] = {}
         self._policy = RecoveryPolicy(spec.ingress.max_attempts, spec.ingress.recovery_timeout_s)
@@ -96,6 +99,7 @@ class SimulatedIngress:
         self._index = PrefixIndex(clock=events.clock)
         self._counts = BlockReportCounts()
         self._book = LoadBook(events.clock)
+        self.offered = None if spec.load_window_s is None else OfferedLoad(spec.load_window_s, events.now_s, number)
         pairs = PrefixAwarePair(
             self._block_size,
             self._index,
@@ -117,6 +121,7 @@ class SimulatedIngress:
                 blocks.take(part)
         session = SimulatedSession(engine, self.number, blocks)
         self._sessions = [*self._sessions, session]
+        self._serving = [*self._serving, session]
         self._book.note_report(session)
         waiting, self._waiting = self._waiting, {}
         for flight, failed, decision in waiting.values():
@@ -125,11 +130,12 @@ class SimulatedIngress:
 
     def on_engine_lost(self, engine: SimulatedEngine) -> None:
         """Give an engine up that has died, or is silent, and let its requests go on elsewhere."""
-        lost = next((session for session in self._sessions if session.engine is engine), None)
+        lost = self._session_of(engine)
         if lost is None:
             return
         lost.is_open = False
         self._sessions = [session for session in self._sessions if session is not lost]
+        self._serving = [session for session in self._serving if session is not lost]
         self._book.keep([session.descriptor.key for session in self._sessions])
         self._index.forget_engine(engine.descriptor.key)
         for flight in list(self._flights.values()):
@@ -140,6 +146,17 @@ class SimulatedIngress:
                 self._fail(flight, reason, can_resume=True)
             elif flight.route.prefill is lost:
                 flight.is_prefilling = False
+
+    def on_draining(self, engine: SimulatedEngine) -> None:
+        """Give an engine no new requests from now on."""
+        self._serving = [session for session in self._serving if session.engine is not engine]
+
+    def on_role(self, engine: SimulatedEngine) -> None:
+        """Take in that an engine has changed its role: the next request's route goes by it."""
+        session = self._session_of(engine)
+        if session is not None:
+            session.descriptor = engine.descriptor
+            self._serving = list(self._serving)
 
     def on_report(self, session: SimulatedSession, report: LoadReport, events: KVEventBatch | None) -> None:
         """Take in an engine's report on its load, and on what has entered and left its cache."""
@@ -152,23 +169,28 @@ class SimulatedIngress:
 
     def knows(self, engine: SimulatedEngine) -> bool:
         """Whether there is a session with an engine."""
-        return any(session.engine is engine for session in self._sessions)
+        return self._session_of(engine) is not None
+
+    def _session_of(self, engine: SimulatedEngine) -> SimulatedSession | None:
+        return next((session for session in self._sessions if session.engine is engine), None)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
     def take(self, index: int, offered: WorkloadRequest) -> None:
         """Take a client's request. index: of the request in its workload"""
+        if self.offered is not None:
+            self.offered.arrive(self._events.now_s, offered.num_prompt_tokens)
         try:
             admitted = self._overload.enter()
         except Overloaded:
-            self._on_end(index, refused(offered))
+            self._refuse(index, offered)
             return
         try:
             admitted.queue(offered.num_prompt_tokens, None)
         except Overloaded:
             with admitted:
                 pass  # The ingress does not count the request any more.
-            self._on_end(index, refused(offered))
+            self._refuse(index, offered)
             return
         if offered.request_id in self._flights:
             raise ValueError(f"another request with the id {offered.request_id} is on its way: give each its own")
@@ -178,6 +200,11 @@ class SimulatedIngress:
             self._submit(flight)
         except NoEngineAvailable:
             self._close(flight, Outcome.REFUSED)
+
+    def _refuse(self, index: int, offered: WorkloadRequest) -> None:
+        if self.offered is not None:
+            self.offered.refuse(self._events.now_s)
+        self._on_end(index, refused(offered))
 
     def on_outputs(self, engine: SimulatedEngine, outputs: EngineCoreOutputs) -> None:
         """Take in what an engine has sent, but for the tokens of requests that decode steadily."""
@@ -218,7 +245,7 @@ class SimulatedIngress:
 
     def _submit(self, flight: Flight) -> None:
         """Begin an attempt. Raises NoEngineAvailable."""
-        route = flight.decisions.choose_route(self._router, self._sessions)
+        route = flight.decisions.choose_route(self._router, self._serving)
         if self._decisions is None:
             # Nobody reads why, so that it need not be said.
             route = Route(route.prefill, route.decode, route.prefix_source)
@@ -242,7 +269,10 @@ class SimulatedIngress:
     def _close(self, flight: Flight, outcome: Outcome) -> None:
         with flight.admitted:
             pass  # The ingress does not count the request any more.
-        self._on_end(flight.index, flight.result(outcome))
+        result = flight.result(outcome)
+        if self.offered is not None and outcome is not Outcome.REFUSED and result.num_output_tokens:
+            self.offered.end(_offered_request(result), self._events.now_s)
+        self._on_end(flight.index, result)
 
     def _end_attempt(self, flight: Flight) -> None:
         """Forget the attempt, and abort what an engine still has of it."""
@@ -265,6 +295,11 @@ class SimulatedIngress:
         if flight.is_prefilling and route is not None and route.prefill is not None:
             route.prefill.num_unfinished_requests -= 1
             flight.is_prefilling = False
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that have come and not ended."""
+        return len(self._flights) + len(self._waiting)
 
     def unfinished(self) -> list[tuple[int, SimulatedRequest]]:
         """Return what the requests that are still on their way have got, with their indices."""
@@ -315,6 +350,11 @@ def _core_request(index: int, offered: WorkloadRequest, now_s: float) -> EngineC
         tenant=offered.tenant,
         slo=Slo(ttft_s=offered.ttft_s, itl_s=offered.itl_s) if has_aims else None,
     )
+
+
+def _offered_request(ended: SimulatedRequest) -> OfferedRequest:
+    num_cached_tokens = min(ended.num_cached_tokens, ended.num_prompt_tokens)
+    return OfferedRequest(ended.arrival_s, ended.num_prompt_tokens, num_cached_tokens, ended.num_output_tokens)
 
 
 @lru_cache(maxsize=65_536)

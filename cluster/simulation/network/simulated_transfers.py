@@ -6,9 +6,11 @@ on its own thread happens here at once, and is reported to the scheduler with th
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from cluster.routing.engine_connection import EngineKey
 from cluster.simulation.event_queue import EventQueue
@@ -44,6 +46,7 @@ from kv_transfer.handoff.transfer_story import TransferStory
 from kv_transfer.link_load import LinkLoad
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferId
 
+_MAX_ENDED: Final = 4096
 Message = Ready | Cancel | Chunk | Finished
 Peers = Callable[[EngineKey], "SimulatedTransfers | None"]
 
@@ -114,6 +117,8 @@ class SimulatedTransfers:
         self._loading: dict[TransferId, _Loading] = {}
         self._transfer_of_key: dict[TransferKey, TransferId] = {}
         self._early: dict[TransferId, tuple[EngineKey, Ready]] = {}
+        self._ended: OrderedDict[TransferId, None] = OrderedDict()
+        """Transfers that ended without a READY: it is refused when it comes."""
         self._links: dict[EngineKey, _SendingLink] = {}
         self._reports: list[TransferReport] = []
         self._meter = LinkMeter()
@@ -157,11 +162,6 @@ class SimulatedTransfers:
     def link_loads(self) -> tuple[LinkLoad, ...]:
         """Return the loads of the links on which this engine sends."""
         return self._meter.loads()
-
-    @property
-    def has_transfers(self) -> bool:
-        """Whether a transfer is under way at either end."""
-        return bool(self._sending or self._loading)
 
     # -- what the scheduler asks for -----------------------------------------------------------------------------
 
@@ -273,7 +273,10 @@ class SimulatedTransfers:
 
     def _take_ready(self, peer: EngineKey, message: Ready) -> None:
         sending = self._sending.get(message.transfer_id)
-        if sending is None:
+        if sending is None and message.transfer_id in self._ended:
+            del self._ended[message.transfer_id]
+            self._refuse(peer, message)
+        elif sending is None:
             self._early[message.transfer_id] = peer, message
             limit_s = self._events.now_s + self._config.ready_timeout_s
             self._events.at(limit_s, self._expire, message)
@@ -319,11 +322,19 @@ class SimulatedTransfers:
                     self._report(FailedSending(sending.key, reason))
                 case ReportFinishedSending():
                     self._report(FinishedSending(sending.key))
-                    del self._sending[sending.machine.transfer_id]
-                    del self._transfer_of_key[sending.key]
+                    self._forget(sending)
                 case _:
                     raise AssertionError(f"this is no instruction of a producer: {instruction}")
         self._count(sending)
+
+    def _forget(self, sending: _Sending) -> None:
+        transfer_id = sending.machine.transfer_id
+        del self._sending[transfer_id]
+        del self._transfer_of_key[sending.key]
+        if not sending.has_link:
+            self._ended[transfer_id] = None
+            if len(self._ended) > _MAX_ENDED:
+                self._ended.popitem(last=False)
 
     def _follow_loading(self, loading: _Loading, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
