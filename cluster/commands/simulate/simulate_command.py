@@ -17,9 +17,10 @@ _ENGINES, _LOAD, _OUTPUT = "Engines", "Load", "Output"
 
 def simulate(
     trace: Annotated[
-        Path,
+        list[Path],
         typer.Option(
-            help="Trace to serve: what `raypd serve --request-trace` has written, or in Mooncake's or Azure's form.",
+            help="Trace to serve: what `raypd serve --request-trace` has written, or in Mooncake's or Azure's form. "
+            "Repeat the option for several traces.",
             rich_help_panel=_LOAD,
         ),
     ],
@@ -69,6 +70,14 @@ def simulate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures to this JSON file.", rich_help_panel=_OUTPUT)
     ] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw plots (PNG) into this directory: goodput over rate, distributions of TTFT and ITL, engines over "
+            "time. Needs the extra raypd[plan].",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
 ) -> None:
     """Let simulated clusters serve a trace, and show how well they do.
 
@@ -88,7 +97,7 @@ def simulate(
     planned = [
         SimulationJob(
             config=file,
-            trace=trace,
+            trace=one_trace,
             source=source,
             rate_scale=rate,
             faults=faults,
@@ -96,6 +105,7 @@ def simulate(
             num_requests=num_prompts,
         )
         for file in files
+        for one_trace in trace
         for rate in scale_rate
     ]
 
@@ -103,8 +113,11 @@ def simulate(
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
         from cluster.commands.simulate.simulation_jobs import SimulationFigures, check_job, run_jobs
+        from cluster.commands.simulate.simulation_plots import check_plots, draw_plots
         from cluster.commands.simulate.simulation_report import document_of, render_figures
 
+        if plots is not None:
+            check_plots(plots)
         for job in planned:
             check_job(job)
         figures: dict[int, SimulationFigures] = {}
@@ -123,5 +136,8 @@ def simulate(
             except OSError as error:
                 raise InvalidConfig(f"--json {json_file}", [f"it cannot be written: {error.strerror}"]) from error
             console.print(f"written to {json_file}", highlight=False, soft_wrap=True)
+        if plots is not None:
+            for path in draw_plots(in_order, plots):
+                console.print(f"drawn into {path}", highlight=False, soft_wrap=True)
 
     run(work)

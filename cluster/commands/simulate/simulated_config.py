@@ -68,6 +68,7 @@ def cluster_of(config: ClusterConfig, source: EngineSource, plan: FaultPlan | No
             engine.step_times,
             max(1, _num_kv_tokens(config, source, role, engine) // HASHED_TOKENS),
             config.engine_config(role).scheduler,
+            itl_s=_seconds(config.slo.itl_ms),
         )
         for role, engine in found.items()
         for number in range(config.group(role).count)
@@ -79,6 +80,8 @@ def cluster_of(config: ClusterConfig, source: EngineSource, plan: FaultPlan | No
         config.routing.mode,
         Slo(ttft_s=_seconds(config.slo.ttft_ms), itl_s=_seconds(config.slo.itl_ms)),
         config.ingress.count,
+        longest_drain_s=config.drain_timeout_s,
+        restarts=config.restarts,
         ingress=config.ingress,
         kv_transfer=config.kv_transfer,
     )

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from actors.core.requests.slo import Slo
 from cluster.commands.simulate.simulated_config import EngineSource, cluster_of
 from cluster.config import load_cluster_config
 from cluster.errors import InvalidConfig
 from cluster.simulation.faults.fault_file import FaultPlan, read_fault_file
-from cluster.simulation.simulation_result import Outcome, SimulationResult
+from cluster.simulation.simulation_result import FleetPoint, Outcome, SimulationResult
 from cluster.simulation.simulator import simulate
 from cluster.simulation.workloads.trace_workload import trace_requests
 from cluster.traces.trace_reader import open_trace
 
 PERCENTS: Final = (50.0, 90.0, 99.0)
+_CURVE_POINTS: Final = 201
+_CURVE_PERCENTS: Final = tuple(100 * index / (_CURVE_POINTS - 1) for index in range(_CURVE_POINTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +55,8 @@ class SimulationFigures:
     goodput_per_s:  of these in a second
     engine_hours:   the time for which engines were there, summed
     busy_share:     part of that time in which they computed
+    ttft_curve_s, itl_curve_s: _CURVE_POINTS quantiles of each, evenly spaced, from the least value to the largest one
+    fleet:          how many engines there were, over time
     """
 
     job: SimulationJob
@@ -69,6 +72,9 @@ class SimulationFigures:
     goodput_per_s: float | None
     engine_hours: float
     busy_share: float
+    ttft_curve_s: tuple[float, ...] = ()
+    itl_curve_s: tuple[float, ...] = ()
+    fleet: tuple[FleetPoint, ...] = ()
 
 
 def check_job(job: SimulationJob) -> None:
@@ -113,6 +119,8 @@ def run_jobs(jobs: Sequence[SimulationJob], num_processes: int) -> Iterator[tupl
 def figures_of(job: SimulationJob, slo: Slo, result: SimulationResult) -> SimulationFigures:
     """Sum up a simulation."""
     complete = [one for one in result.requests if one.outcome is Outcome.COMPLETE]
+    ttft_s = [one.ttft_s for one in complete]
+    itl_s = [one.itl_p99_s for one in complete if one.num_output_tokens > 1]
     arrivals_s = [one.arrival_s for one in result.requests]
     offered_s = arrivals_s[-1] - arrivals_s[0] if arrivals_s else 0.0
     has_aims = slo.ttft_s is not None or slo.itl_s is not None
@@ -124,13 +132,16 @@ def figures_of(job: SimulationJob, slo: Slo, result: SimulationResult) -> Simula
         outcomes=dict(Counter(one.outcome.value for one in result.requests)),
         duration_s=result.duration_s,
         offered_per_s=len(result.requests) / offered_s if offered_s > 0 else 0.0,
-        ttft_s=_percentiles(one.ttft_s for one in complete),
-        itl_s=_percentiles(one.itl_p99_s for one in complete if one.num_output_tokens > 1),
-        e2e_s=_percentiles(one.e2e_s for one in complete),
+        ttft_s=_percentiles(ttft_s),
+        itl_s=_percentiles(itl_s),
+        e2e_s=_percentiles([one.e2e_s for one in complete]),
         good_share=result.good_share(slo) if has_aims else None,
         goodput_per_s=result.goodput(slo) if has_aims and offered_s > 0 else None,
         engine_hours=served_s / 3600,
         busy_share=sum(engine.busy_s for engine in result.engines) / served_s if served_s > 0 else 0.0,
+        ttft_curve_s=_percentiles(ttft_s, _CURVE_PERCENTS),
+        itl_curve_s=_percentiles(itl_s, _CURVE_PERCENTS),
+        fleet=tuple(result.fleet),
     )
 
 
@@ -138,7 +149,6 @@ def _fault_plan(job: SimulationJob) -> FaultPlan:
     return FaultPlan() if job.faults is None else read_fault_file(job.faults)
 
 
-def _percentiles(values: Iterable[float]) -> tuple[float, ...]:
+def _percentiles(values: Sequence[float], percents: Sequence[float] = PERCENTS) -> tuple[float, ...]:
     """Return the percentiles, or none of them if there are no values."""
-    found: NDArray[np.float64] = np.fromiter(values, np.float64)
-    return tuple(np.percentile(found, PERCENTS).tolist()) if len(found) else ()
+    return tuple(np.percentile(np.asarray(values), percents).tolist()) if values else ()

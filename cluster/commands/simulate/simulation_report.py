@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import msgspec
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
 from cluster.commands.simulate.simulation_jobs import PERCENTS, SimulationFigures
 from cluster.simulation.simulation_result import Outcome
+
+
+def labels_of(found: Sequence[SimulationFigures], *, has_rate: bool = True) -> list[str]:
+    """Return a name for each simulation: its configuration, and its trace and its rate where they differ."""
+    has_traces = len({one.job.trace for one in found}) > 1
+    has_rates = has_rate and len({one.job.rate_scale for one in found}) > 1
+    return [
+        one.job.name
+        + (f", {one.job.trace.stem}" if has_traces else "")
+        + (f", x{one.job.rate_scale:g}" if has_rates else "")
+        for one in found
+    ]
 
 
 def render_figures(found: Sequence[SimulationFigures]) -> RenderableType:
@@ -23,11 +36,11 @@ def render_figures(found: Sequence[SimulationFigures]) -> RenderableType:
     table.add_column("config", overflow="fold", min_width=8, max_width=14)
     for column in ("req/s", "done", "TTFT p50", "p99", "ITL p50", "p99", "busy", "good", "good/s"):
         table.add_column(column, justify="right", no_wrap=True)
-    for one in found:
+    for label, one in zip(labels_of(found, has_rate=False), found, strict=True):
         complete = one.outcomes.get(Outcome.COMPLETE.value, 0) / one.num_requests if one.num_requests else 0.0
         times = one.ttft_s, one.itl_s
         table.add_row(
-            one.job.name,
+            label,
             _short(one.offered_per_s),
             f"{complete:.1%}",
             *(_short(percentiles[index]) if percentiles else "-" for percentiles in times for index in (0, -1)),
@@ -62,6 +75,10 @@ def document_of(found: Sequence[SimulationFigures]) -> dict[str, object]:
                 "goodput_per_s": one.goodput_per_s,
                 "engine_hours": one.engine_hours,
                 "busy_share": one.busy_share,
+                "engines": [
+                    {"at_s": point.at_s, **msgspec.structs.asdict(point.serving), "starting": point.num_starting}
+                    for point in one.fleet
+                ],
             }
             for one in found
         ],

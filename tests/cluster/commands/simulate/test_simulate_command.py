@@ -1,12 +1,14 @@
 """Simulated clusters serve traces, and the figures are shown and written.
 
 Tests of cluster/commands/simulate/simulate_command.py, cluster/commands/simulate/simulated_config.py,
-cluster/commands/simulate/simulation_jobs.py and cluster/commands/simulate/simulation_report.py.
+cluster/commands/simulate/simulation_jobs.py, cluster/commands/simulate/simulation_plots.py and
+cluster/commands/simulate/simulation_report.py.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,51 @@ def test_several_clusters_and_rates_are_compared_in_a_table_of_80_columns_and_in
     ]
     assert all(run["outcomes"] == {"complete": 40} and run["good_share"] == 1.0 for run in runs)
     assert [round(run["offered_per_s"], 2) for run in runs] == [10.26, 20.51, 10.26, 20.51]
+    assert runs[0]["engines"] == [{"at_s": 0.0, "prefill": 1, "decode": 1, "both": 0, "starting": 0}]
     assert 0 < runs[0]["ttft_s"]["p50"] <= runs[0]["ttft_s"]["p99"] < 0.5
+
+
+def test_several_traces_are_served_by_each_cluster(files: Path) -> None:
+    rows = [{"timestamp": 500 * index, "input_length": 100, "output_length": 2} for index in range(10)]
+    (files / "quiet.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    result = simulate(
+        files,
+        *("--trace", str(files / "quiet.jsonl"), "--json", str(files / "out.json")),
+        *("-c", str(files / "split.yaml"), "-c", str(files / "mixed.yaml")),
+    )
+    assert result.exit_code == 0, result.output
+    runs = json.loads((files / "out.json").read_text())["runs"]
+    assert [(run["config"], Path(run["trace"]).stem, run["requests"]) for run in runs] == [
+        *(("split", "trace", 40), ("split", "quiet", 10)),
+        *(("mixed", "trace", 40), ("mixed", "quiet", 10)),
+    ]
+    assert "quiet" in result.stdout
+    assert max(map(len, result.stdout.splitlines()[:-1])) <= 80
+
+
+def test_plots_are_drawn_and_the_same_simulation_draws_the_same_bytes(files: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra raypd[plan] is not installed")
+    drawn = []
+    for name in ("once", "again"):
+        result = simulate(files, "-c", str(files / "split.yaml"), "--plots", str(files / "plots" / name))
+        assert result.exit_code == 0, result.output
+        assert f"drawn into {files / 'plots' / name / 'goodput.png'}" in result.stdout
+        drawn.append({path.name: path.read_bytes() for path in (files / "plots" / name).iterdir()})
+    assert set(drawn[0]) == {"goodput.png", "ttft.png", "itl.png", "engines.png"}
+    assert all(data.startswith(b"\x89PNG") for data in drawn[0].values())
+    assert drawn[0] == drawn[1]
+
+
+def test_without_matplotlib_the_extra_is_named_before_anything_is_simulated(
+    files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = simulate(files, "-c", str(files / "split.yaml"), "--plots", str(files / "plots"))
+    assert result.exit_code != 0
+    assert "--plots: plots need matplotlib: pip install 'raypd[plan]'" in result.output
+    assert "TTFT" not in result.stdout
+    assert not (files / "plots").exists()
 
 
 def slow_down(engine_id: str) -> dict[str, Any]:
@@ -126,3 +172,5 @@ def test_the_simulated_cluster_is_that_of_the_settings(files: Path) -> None:
     assert [(engine.engine_id, engine.num_blocks) for engine in spec.engines] == [("prefill-0", 10), ("decode-0", 10)]
     assert (spec.links.bytes_per_s, spec.num_ingresses, spec.routing_mode.value) == (1e9, 2, "disaggregate")
     assert (spec.slo.ttft_s, spec.slo.itl_s) == (0.5, 0.1)
+    assert {engine.itl_s for engine in spec.engines} == {0.1}
+    assert (spec.longest_drain_s, spec.restarts) == (config.drain_timeout_s, config.restarts)
