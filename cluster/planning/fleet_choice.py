@@ -20,6 +20,8 @@ from cluster.planning.plan_record import CandidateRecord, PlanInputs
 _LONGEST_S: Final = 1e6
 """JSON has no infinity."""
 _NUM_ROUNDS: Final = 4
+_NUM_NEAR: Final = 2
+"""So many neighbours of each cost are estimated."""
 _NEARLY: Final = 0.01
 """A fleet whose attainment is so little below another's serves as well."""
 
@@ -67,27 +69,49 @@ class FleetChoice:
     def recommended(self, least_cost: float = 0.0) -> FleetCounts:
         """Return the fleet that would be best, before any rule. least_cost: fleets that cost less are left out
 
-        The search begins at the best fleet by the closed form. As long as that does not attain the aims, it goes on to
-        the best of its neighbours that cost no less; then it tries those that cost less.
+        The closed form does not know what mixing prompts and output in one step costs, so it says which fleets with
+        roles, and which without, are worth an estimate, and not which of the two kinds is better. The search begins at
+        these and at the current fleet. As long as the best one does not attain the aims, it goes on to neighbours that
+        cost no less; then it tries those that cost less.
         """
         limits, current = self._inputs.settings.limits, self._inputs.current
         if not self._load.requests:
             return least_fleet(limits)
         wide = [one for one in candidates(self._work, current, limits) if limits.cost(one) >= least_cost]
-        best = self._best(wide, self._screened) if wide else clamped(current, limits)
-        considered = [best, *([current] if limits.allows(current) and limits.cost(current) >= least_cost else [])]
+        kinds = ([one for one in wide if bool(one.both) is has_both] for has_both in (False, True))
+        considered = [self._best(kind, self._screened) for kind in kinds if kind] or [clamped(current, limits)]
+        if limits.allows(current) and limits.cost(current) >= least_cost:
+            considered.insert(0, current)
+        best = self._best([one for one in dict.fromkeys(considered) if self._may_estimate(one)], self.estimate)
         for _ in range(_NUM_ROUNDS):
             is_enough, cost = self.attains(best), limits.cost(best)
-            considered += [
+            near = [
                 one
                 for one in dict.fromkeys(neighbours(best))
                 if limits.allows(one) and limits.cost(one) >= least_cost and (limits.cost(one) < cost) == is_enough
             ]
+            considered += self._promising(near, best)
             found = self._best([one for one in dict.fromkeys(considered) if self._may_estimate(one)], self.estimate)
             if found == best:
                 break
             best = found
         return best
+
+    def _promising(self, near: Sequence[FleetCounts], best: FleetCounts) -> list[FleetCounts]:
+        """Return the neighbours of each cost that are best, by the closed form, where the best fleet is weakest."""
+        service, aims = self.estimate(best), self.aims
+        ttft = service.ttft_p99_s / aims.ttft_s if aims.ttft_s else 0.0
+        itl = service.itl_p99_s / aims.itl_s if aims.itl_s else 0.0
+
+        def weakness(fleet: FleetCounts) -> tuple[float, float]:
+            found = self._screened(fleet)
+            times = found.ttft_p99_s, found.itl_p99_s
+            return times if ttft >= itl else (times[1], times[0])
+
+        by_cost: dict[float, list[FleetCounts]] = {}
+        for fleet in sorted(near, key=lambda one: (weakness(one), self.cost_s(one), one)):
+            by_cost.setdefault(self._inputs.settings.limits.cost(fleet), []).append(fleet)
+        return [fleet for cost in sorted(by_cost) for fleet in by_cost[cost][:_NUM_NEAR]]
 
     def _may_estimate(self, fleet: FleetCounts) -> bool:
         """Whether a fleet has its estimate, or gets it as one of those that a tick may make."""

@@ -60,9 +60,9 @@ class PlannerConfig(BaseModel):
         300.0, ge=0, description="Seconds for which the planner changes nothing after a change by an operator."
     )
     estimate_requests: int = Field(
-        300, ge=20, le=10_000, description="Number of requests with which the planner estimates a number of engines."
+        150, ge=20, le=10_000, description="Number of requests with which the planner estimates a number of engines."
     )
-    max_estimates: int = Field(16, ge=2, le=64, description="Most numbers of engines that one decision estimates.")
+    max_estimates: int = Field(10, ge=2, le=64, description="Most numbers of engines that one decision estimates.")
     max_engines: int | None = Field(
         None,
         ge=1,

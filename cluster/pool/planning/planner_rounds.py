@@ -76,6 +76,7 @@ class PlannerRounds:
         process:   decides; None: the planner's own child process
         """
         self._config = config.planner
+        self._routing_mode = config.routing.mode
         self._fleet = fleet
         self._ingresses = ingresses
         self._journal = journal
@@ -115,7 +116,7 @@ class PlannerRounds:
         for ingress, windows in told.items():
             self._history.take(ingress, windows)
         inputs = self._inputs(tuple(told), now_s)
-        task = encode_task(PlanTask(inputs, self.memory, seed=self._next_window))
+        task = encode_task(PlanTask(inputs, self.memory, self._next_window, self._routing_mode))
         try:
             step = decode_step(await asyncio.to_thread(self._process.ask, task))
         except (ProcessTooSlow, ProcessDied, ProcessUnusable) as error:

@@ -54,6 +54,24 @@ def test_the_estimator_decides_where_it_disagrees_with_the_closed_form() -> None
     assert len(rules.asked) <= 24
 
 
+class NoMixing(Rules):
+    """An estimator for which engines that do both are of no use."""
+
+    def estimate(self, fleet: FleetCounts, load: DrawnLoad, speed: EngineSpeed, aims: PlanAims) -> ServiceEstimate:
+        """Meet no aim if any engine has both roles."""
+        found = super().estimate(fleet, load, speed, aims)
+        return ServiceEstimate(0.0) if fleet.both else found
+
+
+def test_fleets_with_roles_are_estimated_even_if_the_closed_form_prefers_others() -> None:
+    told = inputs(LOAD, fleet(both=2))
+    assert _choice(told, ClosedFormEstimator(), Work(1.3, 0.4)).recommended().both
+    told = msgspec.structs.replace(told, settings=msgspec.structs.replace(told.settings, num_estimates=8))
+    rules = NoMixing(2, 1)
+    assert _choice(told, rules, Work(1.3, 0.4)).recommended() == FleetCounts(2, 1)
+    assert len(rules.asked) <= 8
+
+
 def test_a_role_change_is_preferred_to_a_new_engine() -> None:
     choice = _choice(inputs(LOAD, fleet(3, 1)), Rules(2, 2), Work(1.3, 0.4))
     assert choice.recommended() == FleetCounts(2, 2)

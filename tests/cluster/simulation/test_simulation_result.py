@@ -33,7 +33,7 @@ def test_a_request_meets_its_own_aims_before_those_of_the_cluster(changes: dict[
 
 def test_goodput_counts_what_was_offered() -> None:
     bad = msgspec.structs.replace(GOOD, arrival_s=5.0, outcome=Outcome.REFUSED)
-    engine = EngineTotals("both-0", 1.0, 4.0, 10, 100, 5, 0, 0)
+    engine = EngineTotals("both-0", 1.0, 3.0, 10, 100, 5, 0, 0, held_s=4.0)
     result = SimulationResult([GOOD, bad], [engine, engine], (), 9.0)
 
     assert result.good_share(Slo()) == 0.5

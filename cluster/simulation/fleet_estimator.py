@@ -1,0 +1,200 @@
+"""Estimates how well a fleet would serve a load by a simulation: the planner's estimator.
+
+The load is offered again and again, one copy after the other. The first copies fill the engines with requests, as many
+as they would have in the long run; one copy is measured; further copies keep the load up until the measured requests
+have ended. So a fleet that falls behind is seen to fall behind, and short loads are not served by idle engines.
+
+A large fleet is simulated by a slice of it, under the same part of the load: engines of a role that do not divide
+evenly become a few engines that are as much faster, so that the capacity of each role stays exact.
+
+A simulation ends early once so many measured requests have missed their aims that the fleet cannot attain them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from actors.config import SchedulerConfig
+from actors.core.requests.slo import Slo
+from actors.costs.step_cost_model import StepCostModel
+from cluster.planning.engine_work import EngineSpeed, mean_context
+from cluster.planning.fleet_counts import PLANNED_ROLES, FleetCounts
+from cluster.planning.fleet_estimate import PlanAims, ServiceEstimate, quantile
+from cluster.planning.load_bootstrap import DrawnLoad
+from cluster.planning.offered_load import OfferedRequest
+from cluster.routing.decision import RoutingMode
+from cluster.routing.engine_connection import EngineRole
+from cluster.settings.ingress import IngressConfig
+from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec, LinkSpec
+from cluster.simulation.engines.fitted_costs import fit_step_costs
+from cluster.simulation.simulation_result import Outcome
+from cluster.simulation.simulator import Simulation
+from cluster.simulation.timing.kind_step_times import KindStepTimes
+from cluster.simulation.workloads.workload_request import HASHED_TOKENS, WorkloadRequest
+
+_MAX_ENGINES: Final = 8
+"""Larger fleets are simulated by a slice."""
+_MAX_WARM_UP: Final = 4.0
+"""The most copies of the load before the measured one."""
+_FILL_AIMS: Final = 6.0
+"""A queue has this many times the aim for the first token to grow before requests are measured."""
+_MANY: Final = 1 << 30
+_FAST_LINK: Final = 1e15
+"""Bytes per second of a link that costs nothing."""
+_PATIENCE: Final = 2.0
+"""A measured request that takes this many times as long as it should has missed its aims."""
+_MISSES_TO_END: Final = 3.0
+"""A simulation ends once this many times as many requests have missed their aims as may miss them."""
+
+
+class SimulationEstimator:
+    """Estimates by simulating the scheduler, the router and the handoffs that serve."""
+
+    name = "simulation"
+
+    def __init__(self, mode: RoutingMode = RoutingMode.COST) -> None:
+        """mode: how routes are chosen in the cluster"""
+        self._mode = mode
+        self._costs: dict[EngineSpeed, StepCostModel] = {}
+
+    def estimate(self, fleet: FleetCounts, load: DrawnLoad, speed: EngineSpeed, aims: PlanAims) -> ServiceEstimate:
+        """Estimate the service of a fleet of equal engines under a load."""
+        if not load.requests:
+            return ServiceEstimate(1.0)
+        if not fleet.can_serve:
+            return ServiceEstimate(0.0, (), math.inf, math.inf, math.inf, math.inf)
+        num_slices = -(-fleet.num_engines // _MAX_ENGINES)
+        # Simulated blocks are large. Requests fill the same part of the cache as they would with small ones.
+        enlarged = msgspec.structs.replace(speed, num_kv_tokens=int(speed.num_kv_tokens * _part_filled(load)))
+        return _Run(self._cluster(fleet, num_slices, enlarged, aims), load, num_slices, speed, aims).estimate()
+
+    def _cluster(self, fleet: FleetCounts, num_slices: int, speed: EngineSpeed, aims: PlanAims) -> ClusterSpec:
+        engines: list[EngineSpec] = []
+        for role in PLANNED_ROLES:
+            num_wanted = fleet.of_role(role) / num_slices
+            num_engines = max(round(num_wanted), 1) if num_wanted else 0
+            engines += [
+                self._engine(role, number, speed, num_wanted / num_engines, aims) for number in range(num_engines)
+            ]
+        return ClusterSpec(
+            tuple(engines),
+            LinkSpec(speed.link_bytes_per_s or _FAST_LINK, speed.link_round_trip_s / 2),
+            max(speed.kv_bytes_per_token, 1),
+            self._mode,
+            Slo(ttft_s=aims.ttft_s, itl_s=aims.itl_s),
+            # What a cluster refuses misses its aims, and what waits too long does as well: refusals change nothing.
+            ingress=IngressConfig(max_requests_in_flight=_MANY, max_waiting_tokens=_MANY),
+        )
+
+    def _engine(self, role: EngineRole, number: int, speed: EngineSpeed, share: float, aims: PlanAims) -> EngineSpec:
+        """Return an engine that stands for so many of them. share: near 1"""
+        own = speed if share == 1.0 else speed.slower_by(1 / share)
+        times = KindStepTimes(own.decode, own.prefill, own.mixed)
+        scheduler = SchedulerConfig(
+            max_num_seqs=own.max_num_seqs, max_num_batched_tokens=max(own.max_num_batched_tokens, own.max_num_seqs)
+        )
+        if own not in self._costs:
+            self._costs[own] = fit_step_costs(times, scheduler)
+        num_blocks = max(int(share * own.num_kv_tokens) // HASHED_TOKENS, 1)
+        return EngineSpec(
+            f"{role.value}-{number}",
+            role,
+            times,
+            num_blocks,
+            scheduler,
+            step_costs=self._costs[own],
+            itl_s=aims.itl_s,
+        )
+
+
+class _Run:
+    """One simulation of a load, of which one copy is measured: _num_warm_up requests come before it."""
+
+    def __init__(self, spec: ClusterSpec, load: DrawnLoad, num_slices: int, speed: EngineSpeed, aims: PlanAims) -> None:
+        self._slo = spec.slo
+        self._requests = load.requests
+        self._duration_s = num_slices * load.duration_s
+        self._num_slices = num_slices
+        self._aims = aims
+        stay_s = self._stay_s(speed)
+        fill_s = max(stay_s, _FILL_AIMS * (aims.ttft_s or 0.0))
+        copies = min(fill_s / self._duration_s, _MAX_WARM_UP) if self._duration_s > 0 else 0.0
+        self._num_warm_up = math.ceil(copies * len(load.requests))
+        self._until_s = (2 + copies) * self._duration_s + _PATIENCE * (stay_s + (aims.ttft_s or 0.0))
+        self._most_missed = _MISSES_TO_END * (1 - aims.attainment) * len(load.requests)
+        self._num_over = self._num_missed = 0
+        """The first measured requests that have ended, and those of them that have missed their aims."""
+        self._simulation = Simulation(spec, 0, keep_decisions=False, fast_forward=True)
+
+    def estimate(self) -> ServiceEstimate:
+        """Simulate, and sum the measured requests up."""
+        first, num = self._num_warm_up, len(self._requests)
+        result = self._simulation.run(self._workload(), self._until_s, is_enough=self._is_enough)
+        measured = result.requests[first : first + num]
+        # Those that have not come, or not ended, when so many have missed their aims count as missed.
+        met = tuple(one.meets(self._slo) for one in measured) + (False,) * (num - len(measured))
+        complete = [one for one in measured if one.outcome is Outcome.COMPLETE]
+        ttft_s = sorted(one.ttft_s for one in measured)
+        itl_s = sorted(one.itl_p99_s for one in complete if one.num_output_tokens > 1) or [0.0]
+        return ServiceEstimate(
+            sum(met) / num,
+            met,
+            quantile(ttft_s, 0.5) if ttft_s else math.inf,
+            quantile(ttft_s, 0.99) if ttft_s else math.inf,
+            quantile(itl_s, 0.5),
+            quantile(itl_s, 0.99),
+        )
+
+    def _stay_s(self, speed: EngineSpeed) -> float:
+        """Return how long a long output takes in an engine with as many requests as the aim allows."""
+        lengths = sorted(one.num_output_tokens for one in self._requests)
+        context = mean_context(self._requests)
+        batch = speed.batch_within(self._aims.itl_s, context)
+        return quantile(lengths, 0.9) * speed.decode_step_s(batch, batch * context)
+
+    def _workload(self) -> Iterator[WorkloadRequest]:
+        """Yield requests until the measured ones have ended."""
+        num = len(self._requests)
+        skipped, number = -self._num_warm_up % num, 0
+        while True:
+            copy, at = divmod(number + skipped, num)
+            begin_s = copy * self._duration_s - self._requests[skipped].arrived_at_s * self._num_slices
+            yield _offered(number, self._requests[at], begin_s, self._num_slices)
+            number += 1
+
+    def _is_enough(self) -> bool:
+        """Whether the measured requests have ended, or too many of them have missed their aims."""
+        num = len(self._requests)
+        while self._num_over < num:
+            found = self._simulation.result_of(self._num_warm_up + self._num_over)
+            if found is None:
+                break
+            self._num_over += 1
+            self._num_missed += not found.meets(self._slo)
+        return self._num_over == num or self._num_missed > self._most_missed
+
+
+def _part_filled(load: DrawnLoad) -> float:
+    """Return the tokens of the blocks that requests take, for each token that they have; at least 1."""
+    lengths = [one.num_prompt_tokens + one.num_output_tokens for one in load.requests]
+    return sum(-(-length // HASHED_TOKENS) * HASHED_TOKENS for length in lengths) / sum(lengths)
+
+
+def _offered(number: int, request: OfferedRequest, begin_s: float, num_slices: int) -> WorkloadRequest:
+    """Return a request that finds as much of its prompt cached as the one that was recorded did.
+
+    All prompts begin with parts of one text, so an engine has what any of them had. Of a part that fills no block the
+    tokens are left out: as many are computed as were.
+    """
+    num_hashed, num_left_out = divmod(request.num_known_tokens, HASHED_TOKENS)
+    return WorkloadRequest(
+        str(number),
+        max(begin_s + request.arrived_at_s * num_slices, 0.0),
+        max(request.num_prompt_tokens - num_left_out, 1),
+        max(request.num_output_tokens, 1),
+        tuple(range(num_hashed)),
+    )
