@@ -15,16 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from actors.config import CacheConfig
 from actors.core.blocks.kv_events import KVEventBatch
-from actors.core.loads.transfer_parts import TransferParts
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.outputs.load_report import LoadMeter
 from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.outputs.scheduler_output import SchedulerOutput, StepBatch
 from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from actors.core.requests.request import EngineCoreRequest, Request, RequestStatus
-from actors.core.scheduler import Scheduler
 from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import StepShape
 from actors.sessions.block_messages import CachedBlocks
@@ -33,6 +30,7 @@ from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec
 from cluster.simulation.engines.counted_tokens import WorkloadHasher, sampled_tokens
 from cluster.simulation.engines.decode_run import DecodeRun, has_work, num_free_steps
+from cluster.simulation.engines.simulated_scheduler import scheduler_of
 from cluster.simulation.engines.step_log import StepLog
 from cluster.simulation.event_queue import EventQueue
 from cluster.simulation.network.shared_network import SharedNetwork
@@ -109,7 +107,7 @@ class SimulatedEngine:
             on_progress=self._wake,
         )
         self._connector = SchedulerSide(cluster.kv_transfer, spec.block_size)
-        self.scheduler = _scheduler_of(spec, cluster, self._connector, around.events.clock)
+        self.scheduler = scheduler_of(spec, cluster, self._connector, around.events.clock)
         budget = self.scheduler.chunk_budget
         budget.set_aim(spec.itl_s)
         budget.set_role(spec.role.value)
@@ -388,17 +386,6 @@ class SimulatedEngine:
         for ingress, found in outputs.items():
             if found.others:
                 self._around.deliver(self, ingress, found)
-
-
-def _scheduler_of(
-    spec: EngineSpec, cluster: ClusterSpec, connector: SchedulerSide, clock: Callable[[], float]
-) -> Scheduler:
-    parts = TransferParts(
-        connector=connector, config=cluster.kv_transfer, kv_bytes_per_token=cluster.kv_bytes_per_token
-    )
-    # Steps of a cost model are those of engines that overlap; to schedule one ahead would count that twice.
-    config, cache = spec.scheduler.model_copy(update={"overlap": False}), CacheConfig(block_size=spec.block_size)
-    return Scheduler(config, cache, spec.num_blocks, spec.max_model_len, transfers=parts, clock=clock)
 
 
 def _shape_of(batch: StepBatch) -> StepShape:

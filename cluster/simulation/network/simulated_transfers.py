@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from cluster.routing.engine_connection import EngineKey
 from cluster.simulation.event_queue import EventQueue
-from cluster.simulation.network.shared_network import Flow, SharedNetwork
+from cluster.simulation.network.open_transfers import Loading, Sending, SendingLink
+from cluster.simulation.network.shared_network import SharedNetwork
 from kv_transfer.agent.link_meter import LinkMeter
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.keys import TransferKey
@@ -51,44 +51,6 @@ Message = Ready | Cancel | Chunk | Finished
 Peers = Callable[[EngineKey], "SimulatedTransfers | None"]
 
 
-@dataclass(slots=True, eq=False)
-class _Sending:
-    """A transfer to a consumer. num_promised_bytes: see LinkMeter.queue()"""
-
-    key: TransferKey
-    peer: EngineKey
-    machine: ProducerMachine
-    has_link: bool = False
-    num_promised_bytes: int = 0
-    num_queued_bytes: int = 0
-    num_sent_bytes: int = 0
-    num_counted_bytes: int = 0
-
-    @property
-    def num_unsent_bytes(self) -> int:
-        goes_on = self.machine.state in (ProducerState.AWAITING_READY, ProducerState.SENDING)
-        return max(0, (self.num_promised_bytes if goes_on else self.num_queued_bytes) - self.num_sent_bytes)
-
-
-@dataclass(slots=True, eq=False)
-class _Loading:
-    """A load from a producer."""
-
-    key: TransferKey
-    peer: EngineKey
-    machine: ConsumerMachine
-
-
-@dataclass(slots=True, eq=False)
-class _SendingLink:
-    """The data link to one consumer. jobs: announced chunks that have not left, the first one on its way"""
-
-    chunks: ChunkQueue
-    jobs: list[QueuedChunk]
-    flow: Flow | None = None
-    began_s: float = 0.0
-
-
 class SimulatedTransfers:
     """The worker's side of the connector of one engine."""
 
@@ -113,13 +75,13 @@ class SimulatedTransfers:
         self._network = network
         self._peers = peers
         self._on_progress = on_progress
-        self._sending: dict[TransferId, _Sending] = {}
-        self._loading: dict[TransferId, _Loading] = {}
+        self._sending: dict[TransferId, Sending] = {}
+        self._loading: dict[TransferId, Loading] = {}
         self._transfer_of_key: dict[TransferKey, TransferId] = {}
         self._early: dict[TransferId, tuple[EngineKey, Ready]] = {}
         self._ended: OrderedDict[TransferId, None] = OrderedDict()
         """Transfers that ended without a READY: it is refused when it comes."""
-        self._links: dict[EngineKey, _SendingLink] = {}
+        self._links: dict[EngineKey, SendingLink] = {}
         self._reports: list[TransferReport] = []
         self._meter = LinkMeter()
         self.num_sent_bytes = 0
@@ -177,7 +139,7 @@ class SimulatedTransfers:
             content_hash=params.content_hash,
             story=TransferStory(self._events.clock),
         )
-        sending = _Sending(key, _key(params.peer), machine)
+        sending = Sending(key, _key(params.peer), machine)
         sending.num_promised_bytes = -(-num_prompt_tokens // self._block_size) * self._block_size_bytes
         self._sending[transfer_id] = sending
         self._transfer_of_key[key] = transfer_id
@@ -186,7 +148,7 @@ class SimulatedTransfers:
         if (early := self._early.pop(transfer_id, None)) is not None:
             self._on_ready(sending, early[1])
 
-    def _check_ready(self, sending: _Sending) -> None:
+    def _check_ready(self, sending: Sending) -> None:
         if sending.machine.is_awaiting_ready:
             self._follow_sending(sending, sending.machine.on_time(self._events.now_s))
 
@@ -210,7 +172,7 @@ class SimulatedTransfers:
             content_hash=params.content_hash,
             story=TransferStory(self._events.clock),
         )
-        loading = _Loading(reservation.key, _key(params.peer), machine)
+        loading = Loading(reservation.key, _key(params.peer), machine)
         self._loading[params.transfer_id] = loading
         self._transfer_of_key[reservation.key] = params.transfer_id
         if self._network.reaches(self._engine, loading.peer):
@@ -222,18 +184,18 @@ class SimulatedTransfers:
             reason = "the producer could not be reached"
             self._events.at(self._events.now_s + wait_s, self._fail_loading, loading, reason)
 
-    def _fail_loading(self, loading: _Loading, reason: str) -> None:
+    def _fail_loading(self, loading: Loading, reason: str) -> None:
         self._follow_loading(loading, loading.machine.on_link_lost(reason))
 
-    def _watch_drain(self, loading: _Loading) -> None:
+    def _watch_drain(self, loading: Loading) -> None:
         if loading.machine.deadline_s is not None:
             self._events.at(loading.machine.deadline_s, self._check_drain, loading)
 
-    def _check_drain(self, loading: _Loading) -> None:
+    def _check_drain(self, loading: Loading) -> None:
         if loading.machine.is_overdue(self._events.now_s):
             self._fail_loading(loading, "the producer did not answer a cancel in time")
 
-    def _sending_of(self, key: TransferKey) -> _Sending | None:
+    def _sending_of(self, key: TransferKey) -> Sending | None:
         return self._sending.get(self._transfer_of_key.get(key, ""))
 
     # -- what peers send, and what becomes of links ----------------------------------------------------------------
@@ -290,7 +252,7 @@ class SimulatedTransfers:
             del self._early[message.transfer_id]
             self._refuse(early[0], message)
 
-    def _on_ready(self, sending: _Sending, message: Ready) -> None:
+    def _on_ready(self, sending: Sending, message: Ready) -> None:
         sending.has_link = True
         num_blocks = -(-sending.machine.num_prompt_tokens // self._block_size) - message.first_block
         sending.num_promised_bytes = max(0, num_blocks) * self._block_size_bytes
@@ -306,7 +268,7 @@ class SimulatedTransfers:
 
     # -- what machines instruct ----------------------------------------------------------------------------------
 
-    def _follow_sending(self, sending: _Sending, instructions: Sequence[Instruction]) -> None:
+    def _follow_sending(self, sending: Sending, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Send(message):
@@ -327,7 +289,7 @@ class SimulatedTransfers:
                     raise AssertionError(f"this is no instruction of a producer: {instruction}")
         self._count(sending)
 
-    def _forget(self, sending: _Sending) -> None:
+    def _forget(self, sending: Sending) -> None:
         transfer_id = sending.machine.transfer_id
         del self._sending[transfer_id]
         del self._transfer_of_key[sending.key]
@@ -336,7 +298,7 @@ class SimulatedTransfers:
             if len(self._ended) > _MAX_ENDED:
                 self._ended.popitem(last=False)
 
-    def _follow_loading(self, loading: _Loading, instructions: Sequence[Instruction]) -> None:
+    def _follow_loading(self, loading: Loading, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
                 case Send(message):
@@ -354,7 +316,7 @@ class SimulatedTransfers:
         self._reports.append(report)
         self._on_progress()
 
-    def _count(self, sending: _Sending) -> None:
+    def _count(self, sending: Sending) -> None:
         is_over = sending.machine.state is ProducerState.OVER
         num_bytes = 0 if is_over else sending.num_unsent_bytes
         if num_bytes != sending.num_counted_bytes:
@@ -363,16 +325,16 @@ class SimulatedTransfers:
 
     # -- the data links ------------------------------------------------------------------------------------------
 
-    def _queue(self, sending: _Sending, first_block: int, block_ids: tuple[int, ...]) -> None:
+    def _queue(self, sending: Sending, first_block: int, block_ids: tuple[int, ...]) -> None:
         link = self._links.get(sending.peer)
         if link is None:
-            link = self._links[sending.peer] = _SendingLink(ChunkQueue(self._config.max_chunk_bytes), [])
+            link = self._links[sending.peer] = SendingLink(ChunkQueue(self._config.max_chunk_bytes), [])
         num_bytes = len(block_ids) * self._block_size_bytes
         sending.num_queued_bytes += num_bytes
         link.chunks.put(QueuedChunk(sending.machine.transfer_id, first_block, block_ids, num_bytes))
         self._announce(sending.peer, link)
 
-    def _announce(self, peer: EngineKey, link: _SendingLink) -> None:
+    def _announce(self, peer: EngineKey, link: SendingLink) -> None:
         while (chunk := link.chunks.take()) is not None:
             machine = self._sending[chunk.transfer_id].machine
             machine.on_chunk_announced()
@@ -383,7 +345,7 @@ class SimulatedTransfers:
             on_sent = partial(self._on_sent, peer, link)
             link.flow = self._network.move(self._engine, peer, link.jobs[0].size_bytes, on_sent)
 
-    def _on_sent(self, peer: EngineKey, link: _SendingLink) -> None:
+    def _on_sent(self, peer: EngineKey, link: SendingLink) -> None:
         chunk, link.flow = link.jobs.pop(0), None
         self.num_sent_bytes += chunk.size_bytes
         self._meter.on_chunk_sent(peer[0], chunk.size_bytes, self._events.now_s - link.began_s, was_computed=True)

@@ -6,7 +6,9 @@ Tests of cluster/simulation/engines/decode_run.py.
 Tests of cluster/simulation/faults/fault.py.
 Tests of cluster/simulation/ingresses/request_flight.py.
 Tests of cluster/simulation/engines/simulated_engine.py.
+Tests of cluster/simulation/engines/simulated_scheduler.py.
 Tests of cluster/simulation/ingresses/simulated_ingress.py.
+Tests of cluster/simulation/network/open_transfers.py.
 Tests of cluster/simulation/network/simulated_transfers.py.
 Tests of cluster/simulation/workloads/workload_request.py.
 """
