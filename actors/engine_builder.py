@@ -88,7 +88,7 @@ def build_engine_core(
             prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
             staging=_make_staging(identity, runner.layout, kept_embeddings or KeptEmbeddings()),
             config=config.kv_transfer,
-            kv_bytes_per_token=runner.layout.total_num_kv_heads * runner.layout.token_size_bytes,
+            kv_bytes_per_token=runner.layout.total_token_size_bytes,
         ),
         vocab_size=runner.vocab_size,
         clock=time.monotonic,
@@ -207,7 +207,7 @@ def _make_prefix_sources(
 
 
 def _make_staging(identity: EngineAddress, layout: KVCacheLayout, kept_embeddings: KeptEmbeddings) -> Staging:
-    return Staging(_name(identity), layout.num_kv_heads * layout.token_size_bytes, kept_embeddings)
+    return Staging(_name(identity), layout.slot_size_bytes, kept_embeddings)
 
 
 def _name(identity: EngineAddress) -> str:

@@ -52,7 +52,7 @@ class ModelFacts:
         """Return the limits that the engine checks each request against when the request enters it."""
         return RequestLimits(
             vocab_size=self.vocab_size,
-            num_kv_heads=self.layout.total_num_kv_heads,
+            num_kv_heads=self.layout.total_kv_heads_of_groups,
             prompt_embeds_size=self.prompt_embeds_size,
             embedding_size=0 if self.pooling is None else self.pooling.embedding_size,
             images=self.images,

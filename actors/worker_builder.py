@@ -57,7 +57,9 @@ def build_worker(
     pairs = WorkerSide(
         config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
     )
-    connector: KVConnectorWorker = StagingSide(RankParts(pairs, runner.layout), runner.kv_cache)
+    connector: KVConnectorWorker = RankParts(pairs, runner.layout)
+    if runner.layout.is_plain:
+        connector = StagingSide(connector, runner.kv_cache)
     stores = choose_stores(config.kv_transfer, is_on_gpu=is_accelerator(runner.kv_cache.device))
     if stores:
         say("opening KV stores")

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from actors.model.attention import cascade
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.probe import KVGeometry
 from actors.model.attention.torch_backend import TorchAttention
 
 _BLOCK_SIZE = 16
@@ -61,13 +62,13 @@ def _measure(
     cache = torch.randn(
         (num_common + num_sequences * num_own, kv_heads, 1, 2, _BLOCK_SIZE, head_dim), generator=generator
     ).to(getattr(torch, dtype))
-    backend = TorchAttention(cache, frozenset({None}), is_causal=True)
+    layer = AttentionLayer(index=0, scaling=head_dim**-0.5, softcap=None, sliding_window=None)
+    backend = TorchAttention(cache, KVGeometry(kv_heads * group, kv_heads, head_dim, (layer,)), _BLOCK_SIZE)
     own = num_common + np.arange(num_sequences * num_own).reshape(num_sequences, num_own)
     tables = np.concatenate([np.tile(np.arange(num_common), (num_sequences, 1)), own], axis=1)
     seq_lens = np.full(num_sequences, num_common * _BLOCK_SIZE + _NUM_OWN_TOKENS)
     states = torch.randn((kv_heads, num_sequences, head_dim), generator=generator).to(cache.dtype)
     query = torch.randn((kv_heads * group, num_sequences, head_dim), generator=generator).to(cache.dtype)
-    layer = AttentionLayer(index=0, scaling=head_dim**-0.5, softcap=None, sliding_window=None)
     best_s, outputs = [float("inf")] * 2, []
     for _ in range(rounds):
         for which, num_shared in enumerate((0, num_common)):

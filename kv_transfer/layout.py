@@ -47,7 +47,9 @@ class KVGroup:
 
     num_kv_heads:      on this rank; num_replicas as in KVCacheLayout
     key_size, value_size: numbers of one token and head; value_size is 0 for layers that store one vector only
-    bytes_per_request: the size of a state that does not grow with the tokens; 0 for attention
+    dtype:             the layout's
+    bytes_per_request: the size of a state that does not grow with the tokens, and has no bytes in blocks; 0 for
+        attention
     """
 
     num_layers: PositiveCount
@@ -60,19 +62,51 @@ class KVGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockGroup:
+    """One group's run of bytes in each block of a rank's cache, [num_kv_heads, num_layers, tile of K, tile of V].
+
+    A tile of K is [block_size, key_size], in the cache's KeyOrder; a tile of V is [block_size, value_size].
+
+    offset_bytes: of the run in the block
+    total_num_kv_heads: of the model, over all ranks; kv_heads: the range of them that this rank holds
+    key_tile_bytes, value_tile_bytes: of one head and layer
+    """
+
+    offset_bytes: int
+    num_layers: int
+    key_size: int
+    value_size: int
+    total_num_kv_heads: int
+    kv_heads: range
+    key_tile_bytes: int
+    value_tile_bytes: int
+
+    @property
+    def head_size_bytes(self) -> int:
+        """Bytes of one head in a block, all layers of the group."""
+        return self.num_layers * (self.key_tile_bytes + self.value_tile_bytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the group's run."""
+        return len(self.kv_heads) * self.head_size_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class KVCacheLayout:
     """The shape of one rank's KV cache tensor, and the fingerprint that both ends of a link must share.
 
     The tensor is [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]: a block is one contiguous run of
-    bytes for all layers, and so is any range of heads of a block.
+    bytes for all layers, and so is any range of heads of a block. If the layers differ, or V is not as wide as K, the
+    tensor is [num_blocks, numbers of a block], and block_groups tells what is where in a block.
 
     num_kv_heads: on this rank
     dtype: the torch dtype's name, such as "float32"
     model_fingerprint: digest of the model's config and weights; KV of another model is never accepted
     num_replicas: how many neighbouring ranks hold the same KV head; 1 unless there are fewer heads than ranks
     key_order: a KeyOrder; a later version may have others, which are refused by their name
-    further_groups: layers whose KV has another shape. No engine of this version makes such a cache. A peer that has one
-        is refused with the reason; without this field in the message it would be misread.
+    further_groups: layers whose KV has another shape than num_kv_heads, num_layers and head_dim say
+    value_size: the width of V in the first group; 0 if values are the first numbers of keys; None: as wide as head_dim
     """
 
     num_blocks: PositiveCount
@@ -88,6 +122,7 @@ class KVCacheLayout:
     num_replicas: PositiveCount = 1
     key_order: Word = KeyOrder.PLAIN
     further_groups: Annotated[tuple[KVGroup, ...], Meta(max_length=_MAX_GROUPS)] = ()
+    value_size: Count | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a layout that no rank's cache can have: a layout may come from a peer."""
@@ -105,6 +140,7 @@ class KVCacheLayout:
             "length of model_fingerprint": (len(self.model_fingerprint), 0, 256),
             "length of key_order": (len(self.key_order), 1, 64),
             "number of further_groups": (len(self.further_groups), 0, _MAX_GROUPS),
+            "value_size": (self.value_size or 0, 0, _MAX_DIMENSION),
         }
         for name, (value, least, most) in limits.items():
             if not least <= value <= most:
@@ -112,32 +148,98 @@ class KVCacheLayout:
         self._check_heads()
 
     def _check_heads(self) -> None:
-        num_rank_heads, num_left = divmod(self.num_kv_heads * self.tp_size, self.num_replicas)
-        if num_left or len(rank_kv_heads(num_rank_heads, self.tp_size, self.tp_rank)) != self.num_kv_heads:
-            raise ValueError(
-                f"a KV cache layout has {self.num_kv_heads} KV heads on each of {self.tp_size} ranks and "
-                f"num_replicas = {self.num_replicas}: no number of heads is divided like that"
+        for group in self.groups:
+            num_rank_heads, num_left = divmod(group.num_kv_heads * self.tp_size, group.num_replicas)
+            if num_left or len(rank_kv_heads(num_rank_heads, self.tp_size, self.tp_rank)) != group.num_kv_heads:
+                raise ValueError(
+                    f"a KV cache layout has {group.num_kv_heads} KV heads on each of {self.tp_size} ranks and "
+                    f"num_replicas = {group.num_replicas}: no number of heads is divided like that"
+                )
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers have KV of one shape and V is as wide as K, so that the tensor has six dimensions."""
+        return len(self.groups) == 1 and self.value_size in (None, self.head_dim)
+
+    @property
+    def groups(self) -> tuple[KVGroup, ...]:
+        """The groups that have bytes in blocks, in their order in a block."""
+        value_size = self.head_dim if self.value_size is None else self.value_size
+        first = KVGroup(
+            self.num_layers, self.num_kv_heads, self.head_dim, value_size, self.dtype, num_replicas=self.num_replicas
+        )
+        return (first, *(group for group in self.further_groups if not group.bytes_per_request))
+
+    @property
+    def block_groups(self) -> tuple[BlockGroup, ...]:
+        """The groups' places in a block."""
+        runs: list[BlockGroup] = []
+        offset_bytes = 0
+        for group in self.groups:
+            total_num_kv_heads = group.num_kv_heads * self.tp_size // group.num_replicas
+            run = BlockGroup(
+                offset_bytes,
+                group.num_layers,
+                group.key_size,
+                group.value_size,
+                total_num_kv_heads,
+                rank_kv_heads(total_num_kv_heads, self.tp_size, self.tp_rank),
+                self.block_size * group.key_size * self.dtype_size_bytes,
+                self.block_size * group.value_size * self.dtype_size_bytes,
             )
+            runs.append(run)
+            offset_bytes += run.size_bytes
+        return tuple(runs)
 
     @property
     def block_size_bytes(self) -> int:
         """Bytes of one block, all layers and heads of this rank."""
-        return self.num_kv_heads * self.block_size * self.token_size_bytes
+        return self.block_size * self.slot_size_bytes
+
+    @property
+    def slot_size_bytes(self) -> int:
+        """Bytes of one token's keys and values, all layers and heads of this rank."""
+        numbers = sum(
+            group.num_kv_heads * group.num_layers * (group.key_size + group.value_size) for group in self.groups
+        )
+        return numbers * self.dtype_size_bytes
+
+    @property
+    def total_token_size_bytes(self) -> int:
+        """Bytes of one token's keys and values, all layers and heads of all ranks, each head once."""
+        numbers = sum(
+            group.total_num_kv_heads * group.num_layers * (group.key_size + group.value_size)
+            for group in self.block_groups
+        )
+        return numbers * self.dtype_size_bytes
+
+    @property
+    def state_size_bytes(self) -> int:
+        """Bytes of one request's state on this rank, which does not grow with the request's tokens."""
+        return sum(group.bytes_per_request for group in self.further_groups)
 
     @property
     def token_size_bytes(self) -> int:
-        """Bytes of one token's keys and values, all layers of one head."""
+        """Bytes of one token's keys and values, all layers of one head. Of a plain layout only."""
+        assert self.is_plain, "the heads of different groups differ in size"
         return self.num_layers * 2 * self.head_dim * self.dtype_size_bytes
 
     @property
-    def shape(self) -> tuple[int, int, int, int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """The shape of the rank's KV cache tensor."""
+        if not self.is_plain:
+            return (self.num_blocks, self.block_size_bytes // self.dtype_size_bytes)
         return (self.num_blocks, self.num_kv_heads, self.num_layers, 2, self.block_size, self.head_dim)
 
     @property
     def total_num_kv_heads(self) -> int:
-        """The number of the model's KV heads, over all ranks."""
+        """The number of the model's KV heads in the first group, over all ranks."""
         return self.num_kv_heads * self.tp_size // self.num_replicas
+
+    @property
+    def total_kv_heads_of_groups(self) -> tuple[int, ...]:
+        """The number of the model's KV heads in each group, over all ranks."""
+        return tuple(group.num_kv_heads * self.tp_size // group.num_replicas for group in self.groups)
 
     @property
     def content_key(self) -> str:
@@ -145,11 +247,15 @@ class KVCacheLayout:
         heads = self.kv_heads
         parts = (self.model_fingerprint, self.dtype, self.total_num_kv_heads, heads.start, heads.stop)
         shape = (self.num_layers, self.block_size, self.head_dim, str(self.key_order), self.further_groups)
-        return hashlib.blake2b(repr((parts, shape)).encode(), digest_size=16).hexdigest()
+        meaning: tuple[object, ...] = (parts, shape)
+        if not self.is_plain:
+            # Ranks that hold the same heads of the first group may hold different heads of another one.
+            meaning = (*meaning, self.value_size, self.block_groups)
+        return hashlib.blake2b(repr(meaning).encode(), digest_size=16).hexdigest()
 
     @property
     def kv_heads(self) -> range:
-        """The range of the model's KV heads that this rank holds."""
+        """The range of the model's KV heads that this rank holds, in the first group."""
         return rank_kv_heads(self.total_num_kv_heads, self.tp_size, self.tp_rank)
 
 
@@ -203,6 +309,21 @@ def plan_transfer(total_num_kv_heads: int, producer_tp_size: int, consumer_tp_si
     return tuple(routes)
 
 
+def plan_pairs(
+    total_kv_heads_of_groups: Sequence[int], producer_tp_size: int, consumer_tp_size: int
+) -> tuple[tuple[int, int], ...]:
+    """Return the pairs (producer rank, consumer rank) that a transfer has a part for, by consumer rank.
+
+    A pair has a part if plan_transfer() gives it heads of any group.
+    """
+    pairs = {
+        (route.consumer_rank, route.producer_rank)
+        for total in total_kv_heads_of_groups
+        for route in plan_transfer(total, producer_tp_size, consumer_tp_size)
+    }
+    return tuple((producer, consumer) for consumer, producer in sorted(pairs))
+
+
 def piece_size(block_size: int, other_block_size: int) -> int:
     """Return the tokens of a piece: the smaller block size. Raises ValueError unless it divides the other one."""
     small, large = sorted((block_size, other_block_size))
@@ -232,7 +353,7 @@ class ByteRuns:
 def piece_runs(layout: KVCacheLayout, kv_heads: range, piece_tokens: int, pieces: Sequence[int]) -> ByteRuns:
     """Return where pieces are in a rank's cache, for some of the model's KV heads, all of which the rank holds.
 
-    pieces: as piece_ids() returns them
+    layout: a plain one; pieces: as piece_ids() returns them
     Returns len(pieces) runs if a block is one piece, otherwise one run for each piece, head, layer, and key or value:
     fewer are not possible, because a block keeps the tokens of one head and layer together.
     """

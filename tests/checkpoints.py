@@ -144,6 +144,7 @@ _GRANITE: dict[str, Any] = _LLAMA_LIKE | {
     "logits_scaling": 0.5,
 }
 _EXPERTS: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_PER_LAYER_INPUTS: dict[str, Any] = {"vocab_size_per_layer_input": VOCAB_SIZE, "hidden_size_per_layer_input": 8}
 _FURTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "gpt_oss",
@@ -173,6 +174,68 @@ _FURTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("falcon", _FALCON),
     "falcon_40b": ("falcon", _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "falcon_mha": ("falcon", _FALCON | {"multi_query": False, "parallel_attn": False, "bias": True}),
+    # Layers with heads of 8 and of 16, 2 and 1 KV heads; the last two read the KV of the second and the first.
+    "gemma4": (
+        "gemma4_text",
+        _LLAMA_LIKE
+        | _PER_LAYER_INPUTS
+        | {
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": SLIDING_WINDOW,
+            "num_kv_shared_layers": 2,
+        },
+    ),
+    "gemma3n": (
+        "gemma3n_text",
+        _LLAMA_LIKE
+        | _PER_LAYER_INPUTS
+        | {
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": SLIDING_WINDOW,
+            "num_kv_shared_layers": 2,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "laurel_rank": 8,
+        },
+    ),
+    # K is wider than V, and layers with a window have twice the KV heads, and sinks.
+    "mimo": (
+        "mimo_v2_flash",
+        _LLAMA_LIKE
+        | {
+            "head_dim": 16,
+            "v_head_dim": 8,
+            "num_key_value_heads": 1,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "sliding_window": SLIDING_WINDOW,
+        },
+    ),
+    # Layers that attend within chunks of 16 tokens, and one that scales queries by their position.
+    "llama4": (
+        "llama4_text",
+        _LLAMA_LIKE
+        | {
+            "head_dim": 16,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "intermediate_size_mlp": 64,
+            "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+            "no_rope_layers": [1, 0, 1],
+            "attention_chunk_size": 16,
+            "attn_temperature_tuning": True,
+            "floor_scale": 4,
+            "attn_scale": 0.3,
+        },
+    ),
 }
 
 FURTHER_FAMILIES: tuple[str, ...] = tuple(_FURTHER_CONFIGS)

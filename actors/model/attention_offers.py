@@ -18,7 +18,8 @@ from actors.model.attention.backend import AttentionBackendKind, AttentionNeeds
 from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.attention.choice import KINDS
 from actors.model.attention.probe import KVGeometry
-from actors.model.config.config_rules import count_heads, read_config
+from actors.model.cache.kv_groups import LayerGroup, LayerPlane
+from actors.model.config.config_rules import count_layer_heads, count_layers, read_config
 from actors.model.errors import ModelError
 from actors.model.loader import choose_device
 from kv_transfer.layout import KeyOrder
@@ -47,15 +48,30 @@ def report_attention(config: EngineConfig, kinds: Sequence[AttentionBackendKind]
 def _needs(config: EngineConfig) -> AttentionNeeds:
     checkpoint = read_config(Path(config.model.model), trust_remote_code=config.model.trust_remote_code)
     text = checkpoint.get_text_config(decoder=True)
-    num_heads, num_kv_heads = count_heads(text)
+    shapes = list(dict.fromkeys(_shape(text, layer) for layer in range(count_layers(text))))
+    first, *others = shapes
+    num_heads, num_kv_heads, key_size, value_size = first
+    is_sharing = bool(getattr(text, "num_kv_shared_layers", 0))
     geometry = KVGeometry(
         num_heads,
         num_kv_heads,
-        getattr(text, "head_dim", None) or text.hidden_size // num_heads,
+        key_size,
         (AttentionLayer(index=0, scaling=1.0, softcap=None, sliding_window=None),),
+        value_size=None if value_size == key_size else value_size,
+        further_groups=tuple(LayerGroup(1, *shape) for shape in others),
+        planes=(LayerPlane(0, 0, 0),) if is_sharing else (),
     )
     dtype = _dtype(config, text)
     return AttentionNeeds(choose_device(config.model), dtype, geometry, config.cache.block_size, KeyOrder.PLAIN)
+
+
+def _shape(text: PretrainedConfig, layer: int) -> tuple[int, int, int, int]:
+    """Return a layer's heads, KV heads, and the widths of K and V."""
+    num_heads, num_kv_heads = count_layer_heads(text, layer)
+    own = text.per_layer_config[layer] if getattr(text, "is_heterogeneous", False) else text
+    key_size = getattr(own, "head_dim", None) or own.hidden_size // num_heads
+    value_size = own.v_head_dim if text.model_type == "mimo_v2_flash" else key_size
+    return num_heads, num_kv_heads, int(key_size), int(value_size)
 
 
 def _dtype(config: EngineConfig, text: PretrainedConfig) -> torch.dtype:

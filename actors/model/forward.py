@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from actors.model.attention.batch_attention import BATCH_ARGUMENT, BatchAttention
 from actors.model.attention_modules.batch_delivery import delivery_for
+from actors.model.attention_modules.request_positions import RequestPositions
+from actors.model.config.class_facts import WITH_POSITIONS_BY_CACHE
 from actors.model.config.model_kind import ModelKind
 
 TakeStates = Callable[[Tensor], None]
@@ -34,6 +36,8 @@ class FlatForward:
         self.first_position = 0 if self.padding_idx is None else self.padding_idx + 1
         """The number that the model gives to a sequence's first position."""
         self._delivery = delivery_for(model)
+        config = model.config.get_text_config(decoder=True)
+        self._counts_by_cache = config.model_type in WITH_POSITIONS_BY_CACHE
         self._keeps_logits = self.generates and "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(
@@ -70,6 +74,8 @@ class FlatForward:
         arguments: dict[str, object] = {BATCH_ARGUMENT: batch, **inputs}
         if self._keeps_logits:
             arguments["logits_to_keep"] = indices
+        if self._counts_by_cache:
+            arguments["past_key_values"] = RequestPositions(positions)
         if self.first_position:
             positions = positions + self.first_position
         with nullcontext() if self._delivery is None else self._delivery.holding(batch):

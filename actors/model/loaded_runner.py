@@ -208,7 +208,7 @@ class LoadedRunner:
         logits = model.forward(
             tokens % model.vocab_size,
             tokens % model.max_model_len,
-            GeometryProbe(model.architecture),
+            GeometryProbe(model.architecture, finds_sharing=False),
             tokens[: num_rows + scheduler_config.max_prompt_logprobs_per_step],
         )
         if not model.forward.generates:

@@ -151,10 +151,13 @@ def _finish(
     forward = FlatForward(model, kind)
     max_model_len = derive_max_model_len(config, model_config.max_model_len, forward.first_position)
     architecture = architecture_name(config)
-    geometry, vocab_size = _probe(forward, architecture, 1 if group is None else group.size)
+    geometry, vocab_size = _probe(forward, config, 1 if group is None else group.size)
     if group is not None:
         geometry = _add_rank(geometry, config, group)
     _check_direction(kind, geometry, architecture)
+    if vision_family(config) is not None and (irregularity := geometry.irregularity) is not None:
+        # Embeddings of images travel in blocks, token by token.
+        raise UnsupportedModel(architecture, f"{irregularity}, which is not served for models with images")
     _check_windows(config.get_text_config(decoder=True), geometry, architecture, max_model_len)
     if group is not None:
         run_whole = partial(_run_whole, directory, config, model_config, model.dtype)
@@ -292,14 +295,15 @@ def _named_dtype(model_config: ModelConfig) -> torch.dtype | None:
 
 def _add_rank(geometry: KVGeometry, config: PretrainedConfig, group: TensorParallelGroup) -> KVGeometry:
     """Add the rank to the geometry. Raises UnsupportedModel if attention is not split by the plan."""
-    expected = shard_heads(config, group.size)
-    if (geometry.num_heads, geometry.num_kv_heads) != (expected.num_heads, expected.num_kv_heads):
-        raise UnsupportedModel(
-            architecture_name(config),
-            f"its plan does not split its attention: each of {group.size} ranks has {geometry.num_heads} heads and "
-            f"{geometry.num_kv_heads} KV heads instead of {expected.num_heads} and {expected.num_kv_heads}",
-        )
-    return replace(geometry, tp_rank=group.rank, tp_size=group.size, num_replicas=expected.num_replicas)
+    for layer, plane in geometry.layer_planes.items():
+        heads, expected = geometry.groups[plane.group], shard_heads(config, group.size, layer)
+        if (heads.num_heads, heads.num_kv_heads) != (expected.num_heads, expected.num_kv_heads):
+            raise UnsupportedModel(
+                architecture_name(config),
+                f"its plan does not split its attention: each of {group.size} ranks has {heads.num_heads} heads and "
+                f"{heads.num_kv_heads} KV heads instead of {expected.num_heads} and {expected.num_kv_heads}",
+            )
+    return replace(geometry, tp_rank=group.rank, tp_size=group.size)
 
 
 def choose_device(model_config: ModelConfig) -> torch.device:
@@ -314,8 +318,9 @@ def choose_device(model_config: ModelConfig) -> torch.device:
 
 
 @torch.inference_mode()
-def _probe(forward: FlatForward, architecture: str, num_ranks: int) -> tuple[KVGeometry, int]:
+def _probe(forward: FlatForward, config: PretrainedConfig, num_ranks: int) -> tuple[KVGeometry, int]:
     """Run a few tokens through the model; returns the attention that its layers ask for, and its vocabulary size."""
+    architecture = architecture_name(config)
     probe = GeometryProbe(architecture)
     tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
     try:
@@ -327,11 +332,12 @@ def _probe(forward: FlatForward, architecture: str, num_ranks: int) -> tuple[KVG
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as exc:
         split = f" on one of {num_ranks} ranks" if num_ranks > 1 else ""
         raise UnsupportedModel(architecture, f"its forward does not take a flattened batch{split}: {exc!r}") from exc
+    geometry = probe.geometry(lambda layer: shard_heads(config, num_ranks, layer).num_replicas if num_ranks > 1 else 1)
     if forward.generates:
-        return probe.geometry(), output.shape[-1]
+        return geometry, output.shape[-1]
     embeddings = forward.model.get_input_embeddings()
     assert isinstance(embeddings.weight, torch.Tensor), "a model that takes tokens looks them up"
-    return probe.geometry(), embeddings.weight.shape[0]
+    return geometry, embeddings.weight.shape[0]
 
 
 def _check_direction(kind: ModelKind, geometry: KVGeometry, architecture: str) -> None:

@@ -195,7 +195,7 @@ class ConsumerTransfers:
         consuming = self._consuming.get(job.transfer_id)
         if consuming is not None:
             machine = consuming.machine
-            self._follow(consuming, machine.on_chunk_received(len(job.blocks), now_s, is_intact=is_intact))
+            self._follow(consuming, machine.on_chunk_received(job.num_blocks, now_s, is_intact=is_intact))
 
     # -- what machines instruct ----------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class TransferTable:
     def on_chunk_moved(self, link: PeerLink, job: ChunkJob, now_s: float) -> None:
         """Count a chunk that a data thread has moved. Raises ProtocolViolation."""
         stats = self._reports.stats
-        num_blocks = len(job.blocks)
+        num_blocks = job.num_blocks
         num_bytes = job.num_bytes
         link.num_bytes += num_bytes
         link.last_active_s = now_s

@@ -7,7 +7,7 @@ that for any two engines whose models have the same number of KV heads.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION, Hello
@@ -20,7 +20,9 @@ class PairingFacts:
 
     transport:    as in KVTransferConfig.transport, but never auto
     num_kv_heads: of the model, over all ranks
-    key_order, further_groups: as in KVCacheLayout
+    key_order: as in KVCacheLayout
+    further_groups: as in KVCacheLayout, each with the KV heads of all ranks
+    value_size: as in KVCacheLayout
     """
 
     protocol_version: int
@@ -35,6 +37,12 @@ class PairingFacts:
     is_on_gpu: bool
     key_order: str = KeyOrder.PLAIN
     further_groups: tuple[KVGroup, ...] = ()
+    value_size: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers have KV of one shape and V is as wide as K."""
+        return not self.further_groups and self.value_size in (None, self.head_dim)
 
     @classmethod
     def of_rank(
@@ -59,7 +67,11 @@ class PairingFacts:
             block_size=layout.block_size,
             is_on_gpu=is_on_gpu,
             key_order=str(layout.key_order),
-            further_groups=layout.further_groups,
+            further_groups=tuple(
+                replace(group, num_kv_heads=group.num_kv_heads * layout.tp_size // group.num_replicas, num_replicas=1)
+                for group in layout.further_groups
+            ),
+            value_size=layout.value_size,
         )
 
     @classmethod
@@ -79,6 +91,7 @@ def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other:
 
     The rule is symmetric. The number of blocks does not matter. Block sizes may differ on CPUs, if one is a multiple of
     the other and K has the plain order: the transposed order mixes the tokens of a block, so a block cannot be cut.
+    The blocks of a model whose layers form several groups are not cut either.
     Block sizes must not differ on a GPU, where the copies of a chunk that is cut into pieces are not ordered against
     the compute stream.
     at_one, at_other: the engines' names in the text, such as "prefill-0" or "the consumer"
@@ -95,6 +108,7 @@ def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other:
         "num_layers": (one.num_layers, other.num_layers),
         "head_dim": (one.head_dim, other.head_dim),
         "order of keys": (str(one.key_order), str(other.key_order)),
+        "value_size": (one.value_size, other.value_size),
         "further groups of layers": (one.further_groups, other.further_groups),
     }
     mismatches = [f"{name}: {a!r} at {at_one}, {b!r} at {at_other}" for name, (a, b) in pairs.items() if a != b]
@@ -104,6 +118,8 @@ def find_mismatch(one: PairingFacts, other: PairingFacts, at_one: str, at_other:
         mismatches.append(f"block_size, not a multiple: {sizes}")
     elif large != small and (one.is_on_gpu or other.is_on_gpu):
         mismatches.append(f"block_size: {sizes}, which only engines on CPUs may have")
+    elif large != small and not (one.is_plain and other.is_plain):
+        mismatches.append(f"block_size: {sizes}, which only models may have whose layers all have KV of one shape")
     elif large != small and one.key_order == other.key_order != KeyOrder.PLAIN:
         mismatches.append(f"block_size: {sizes}, which only engines with cache.key_order plain may have")
     return "; ".join(mismatches) or None

@@ -151,7 +151,7 @@ class LinkTable:
             return refusal
         link = PeerLink(stream, True, (hello.engine_id, hello.incarnation), None)
         self._add(link)
-        link.pieces = PieceMap(self._layout, hello.layout, self._kv_cache)
+        link.pieces = PieceMap(self._layout, hello.layout, self._kv_cache, is_producer=True)
         timeout_s = self._config.connect_timeout_s
         data = self._start_data(link, lambda opening: pending.accept(timeout_s, opening))
         link.open(data, time.monotonic())
@@ -185,7 +185,7 @@ class LinkTable:
             if (mistake := find_welcome_mistake(welcome, self._layout, self._facts)) is not None:
                 raise ProtocolViolation(f"the producer's Welcome contradicts this consumer: {mistake}")
             timeout_s = self._config.connect_timeout_s
-            link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache)
+            link.pieces = PieceMap(self._layout, welcome.layout, self._kv_cache, is_producer=False)
             rendezvous = welcome.rendezvous
             key = _key_of(link.stream)
             data = self._start_data(link, lambda opening: self._transport.connect(rendezvous, timeout_s, opening, key))

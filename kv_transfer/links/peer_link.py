@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kv_transfer.block_pieces import PieceMap, shared_kv_heads
+from kv_transfer.block_pieces import PieceMap, share_any_kv_heads
 from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff.control_messages import (
     Cancel,
@@ -140,7 +140,8 @@ class PeerLink:
         """
         assert self.pieces is not None, "chunks move on open links"
         messages, staged = self.pieces.messages(pieces)
-        return ChunkJob(transfer_id, messages, after, staged, attempt, index)
+        runs_per_block = self.pieces.runs_per_piece
+        return ChunkJob(transfer_id, messages, after, staged, attempt, index, runs_per_block=runs_per_block)
 
 
 def find_welcome_mistake(welcome: Welcome, layout: KVCacheLayout, facts: PairingFacts) -> str | None:
@@ -151,7 +152,7 @@ def find_welcome_mistake(welcome: Welcome, layout: KVCacheLayout, facts: Pairing
     """
     theirs = PairingFacts.of_rank(welcome.layout, facts.transport, checksum=facts.checksum, is_on_gpu=facts.is_on_gpu)
     mismatch = find_mismatch(theirs, facts, "the producer", "the consumer")
-    if mismatch is None and not shared_kv_heads(layout, welcome.layout):
+    if mismatch is None and not share_any_kv_heads(layout, welcome.layout):
         return f"the producer's rank holds KV heads {welcome.layout.kv_heads!r}, this one {layout.kv_heads!r}"
     return mismatch
 
@@ -185,7 +186,7 @@ def find_disagreement(
     mismatch = find_mismatch(PairingFacts.of_hello(hello), facts, at_consumer, at_producer)
     if mismatch is not None:
         reasons.append(mismatch)
-    if not reasons and not shared_kv_heads(layout, hello.layout):
+    if not reasons and not share_any_kv_heads(layout, hello.layout):
         theirs, ours = hello.layout.kv_heads, layout.kv_heads
         reasons.append(f"KV heads of the ranks: {theirs!r} at {at_consumer}, {ours!r} at {at_producer}")
     return "; ".join(reasons) or None

@@ -34,13 +34,14 @@ _LONGEST_PAUSE: Final = 1 / 3
 class ChunkJob:
     """A chunk to send or to receive for one transfer, once the device has passed `after`.
 
-    blocks:   contiguous tensors, one for each block or piece, in the order in which they travel
+    blocks:   contiguous tensors, runs_per_block for each block or piece, in the order in which they travel
     after:    None: at once, as always on the CPU
     staged:   the chunk's way into or out of the cache; None if the blocks are the cache itself
     index:    of the chunk in its transfer
     checksum: of the bytes that have moved; None before that, and on links without checksums
     moved_s:  seconds in which the chunk moved, from its turn on; 0 before it has moved
     was_computed: whether the device had passed `after` when the chunk's turn came
+    runs_per_block: 1, or for a model whose layers form several groups, those of which the link moves heads
     """
 
     transfer_id: TransferId
@@ -52,6 +53,12 @@ class ChunkJob:
     checksum: int | None = None
     moved_s: float = 0.0
     was_computed: bool = True
+    runs_per_block: int = 1
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks or pieces the chunk has."""
+        return len(self.blocks) // self.runs_per_block
 
     @property
     def num_bytes(self) -> int:

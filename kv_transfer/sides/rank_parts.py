@@ -22,7 +22,7 @@ from kv_transfer.connector.reports import (
     TransferReport,
 )
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerFinish, ProducerProgress
-from kv_transfer.layout import KVCacheLayout, plan_transfer
+from kv_transfer.layout import KVCacheLayout, plan_pairs
 from kv_transfer.params import KVTransferParams, TransferPart, TransferRole
 from kv_transfer.sides.part_reports import PartReports, WantCounts
 
@@ -81,11 +81,12 @@ class RankParts:
 
     def _take_want(self, want: WantedFetch) -> list[TransferReport]:
         """Return the report of a whole fetch once every part of it that concerns this rank has come."""
-        routes = plan_transfer(self._layout.total_num_kv_heads, self._layout.tp_size, want.peer.tp_size)
-        num_parts = sum(route.producer_rank == self._layout.tp_rank for route in routes)
+        layout = self._layout
+        pairs = plan_pairs(layout.total_kv_heads_of_groups, layout.tp_size, want.peer.tp_size)
+        num_parts = sum(producer_rank == layout.tp_rank for producer_rank, _ in pairs)
         if not self._wants.is_last(want.fetch.fetch_id, num_parts):
             return []
-        num_ranks = len({route.producer_rank for route in routes})
+        num_ranks = len({producer_rank for producer_rank, _ in pairs})
         peer = want.peer.of_all_ranks()
         return [FetchWanted(WantedFetch(want.attempt, peer, want.fetch, num_ranks))]
 
@@ -100,12 +101,10 @@ class RankParts:
         is_producer = ticket.role is TransferRole.PRODUCER
         sizes = (layout.tp_size, peer.tp_size) if is_producer else (peer.tp_size, layout.tp_size)
         parts = []
-        for route in plan_transfer(layout.total_num_kv_heads, *sizes):
-            ours, theirs = route.producer_rank, route.consumer_rank
-            if not is_producer:
-                ours, theirs = theirs, ours
+        for producer_rank, consumer_rank in plan_pairs(layout.total_kv_heads_of_groups, *sizes):
+            ours, theirs = (producer_rank, consumer_rank) if is_producer else (consumer_rank, producer_rank)
             if ours == layout.tp_rank:
-                transfer_id = TransferPart(whole, route.producer_rank, route.consumer_rank)
+                transfer_id = TransferPart(whole, producer_rank, consumer_rank)
                 part = replace(ticket, transfer_id=transfer_id, peer=peer.of_rank(theirs))
                 parts.append((key.of_part(theirs), part))
         self._parts[key] = tuple(part for part, _ in parts)

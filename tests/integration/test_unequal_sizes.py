@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,12 +44,21 @@ class Engine:
 class Fleet:
     """One prefill and one decode engine of every size, of one checkpoint; all of them joined by gRPC and sockets."""
 
-    def __init__(self, directory: Path, num_kv_heads: int, opened: ExitStack) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        num_kv_heads: int,
+        opened: ExitStack,
+        sizes: Sequence[int] = SIZES,
+        block_size: int | None = None,
+    ) -> None:
+        """block_size: of all engines; None: BLOCK_SIZES"""
         self.directory = directory
+        self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         self.wake = threading.Event()
         self.engines = {
-            (role, tp_size): self._start(role, tp_size, opened) for role in BLOCK_SIZES for tp_size in SIZES
+            (role, tp_size): self._start(role, tp_size, opened) for role in BLOCK_SIZES for tp_size in sizes
         }
 
     def pair(self, prefill_size: int, decode_size: int) -> EnginePair:
@@ -63,7 +72,7 @@ class Fleet:
         opened.callback(control.close)
         config = engine_config(
             self.directory,
-            block_size=BLOCK_SIZES[role][tp_size],
+            block_size=self.block_size or BLOCK_SIZES[role][tp_size],
             num_blocks=64,
             max_num_batched_tokens=32,
             # Of every pair of sizes some have steps that overlap.
@@ -156,6 +165,27 @@ def test_a_prefix_is_fetched_from_an_engine_of_another_size(
     num_loaded = pair.engines["prefill"].make_stats().prefix_cache_stats.loaded - num_loaded
     assert num_loaded == (48 if is_found else 0)
     pair.assert_whole()
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("family", ["gemma4", "mimo"])
+def test_layers_with_kv_of_different_shapes_go_to_the_ranks_that_hold_their_heads(family: str, tmp_path: Path) -> None:
+    """Gemma 4 has layers with two KV heads and layers with one, which both ranks hold."""
+    with ExitStack() as opened:
+        fleet = Fleet(make_checkpoint(family, tmp_path), 2, opened, sizes=(1, 2), block_size=8)
+        for prefill_size, decode_size in ((1, 2), (2, 1), (2, 2)):
+            pair = fleet.pair(prefill_size, decode_size)
+            prompt = random_prompt(40, seed=10 * prefill_size + decode_size)
+            params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+            request_id = f"{prefill_size}-{decode_size}"
+            pair.hand_over(request_id, prompt, params)
+            pair.run()
+            assert pair.answers[request_id].token_ids == greedy_tokens(fleet.directory, tuple(prompt), NUM_TOKENS)
+            transfer = pair.answers[request_id].timings("decode").transfer
+            layout = pair.engines["decode"].executor.facts.layout
+            assert transfer is not None
+            assert transfer.num_bytes == 5 * layout.block_size_bytes * decode_size, "every head comes once"
+            pair.assert_whole()
 
 
 def expected_bytes(fleet: Fleet, prefill_size: int, decode_size: int, num_tokens: int) -> int:

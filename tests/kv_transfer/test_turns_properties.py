@@ -61,7 +61,7 @@ class Wire:
     ) -> PeerLink:
         end = PeerLink(cast(ControlStream, Way(self, says)), is_producer, (peer.engine_id, 1), None, LinkState.OPEN)
         end.data = cast(DataThread, Way(self, jobs))
-        end.pieces = PieceMap(LAYOUT, LAYOUT, cache)
+        end.pieces = PieceMap(LAYOUT, LAYOUT, cache, is_producer=True)
         return end
 
     def cut(self) -> None:

@@ -43,6 +43,10 @@ _SMALL: Final[dict[str, Any]] = {
 }
 """The numbers that a config gets where it has such a field and its default is not None."""
 
+_SHARED_KV: Final[dict[str, Any]] = {
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "cohere_compass_text": {
         "rope_parameters": {
@@ -51,6 +55,9 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     },
     "ctrl": {"dff": _INNER},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "gemma3n_text": _SHARED_KV,
+    "gemma4": {"text_config": _SHARED_KV},
+    "gemma4_text": _SHARED_KV,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": {"head_dim": _HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": _HEAD_DIM},

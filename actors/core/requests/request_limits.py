@@ -49,14 +49,14 @@ class ImageFacts:
 class RequestLimits:
     """The facts of a model that limit requests.
 
-    num_kv_heads: of all ranks together
+    num_kv_heads: of all ranks together, of each group of layers
     prompt_embeds_size: size of one embedding in a prompt; 0 if prompts have none
     embedding_size: size of one embedding in the output; 0 if the model gives none
     images: None if the model takes no images
     """
 
     vocab_size: int
-    num_kv_heads: int
+    num_kv_heads: tuple[int, ...]
     prompt_embeds_size: int = 0
     embedding_size: int = 0
     images: ImageFacts | None = None
@@ -118,7 +118,7 @@ def _find_embeds_mistake(embeds: PromptEmbeds, hidden_size: int) -> str | None:
     return _find_array_mistake("prompt_embeds", (embeds.dtype, shape, len(embeds.data)), _FLOAT_SIZES)
 
 
-def _find_peer_mistake(request: EngineCoreRequest, num_kv_heads: int) -> str | None:
+def _find_peer_mistake(request: EngineCoreRequest, num_kv_heads: tuple[int, ...]) -> str | None:
     ticket, source = request.kv_transfer_params, request.prefix_source
     peers = (
         None if ticket is None else ticket.peer,
@@ -131,10 +131,11 @@ def _find_peer_mistake(request: EngineCoreRequest, num_kv_heads: int) -> str | N
     return None
 
 
-def find_peer_mistake(peer: EngineAddress, num_kv_heads: int) -> str | None:
+def find_peer_mistake(peer: EngineAddress, num_kv_heads: tuple[int, ...]) -> str | None:
     """Say why this model's heads cannot be shared by the ranks of such a peer, or return None."""
     try:
-        rank_kv_heads(num_kv_heads, peer.tp_size, 0)
+        for num_heads in num_kv_heads:
+            rank_kv_heads(num_heads, peer.tp_size, 0)
     except ValueError as error:
         return f"engine {peer.engine_id} cannot be a peer: {error}"
     return None

@@ -21,9 +21,11 @@ What a backend must provide:
   orders of KeyOrder; the backend reads and writes all of those that key_orders() lists, the fastest first. The cluster
   chooses one order for all engines. `torch` supports both, so that every CPU can join the cluster; `vllm_cpu` supports
   the transposed one, `triton` the plain one.
+- **Groups.** The layers of a model may differ in the shape of their KV, read the KV of other layers, or attend within
+  chunks. A backend that does not serve that refuses with KVGeometry.irregularity. `torch` serves all of it.
 - **Finite numbers.** A slot that no token has written holds finite numbers, because other backends multiply what a
   masked slot holds by a weight of zero. So prepare() fills a block with zeros if a request begins it in this step and
-  does not fill it (plan_writes() lists these blocks).
+  does not fill it (begun_blocks() lists these blocks).
 - **The self-check.** backend_check.py computes a small batch with the layers, heads and dtype of the model, in the
   cache's order of K, and compares the result with attention written out in float32. A backend other than `torch` is
   used only after it has passed; it has nothing to implement for this.
@@ -56,7 +58,8 @@ class AttentionNeeds:
     """All that a model and a KV cache ask of a backend.
 
     dtype:     of the KV cache, and of queries, keys and values
-    geometry:  heads and head size of this rank, and what each layer asks for: window, soft-cap, direction, sinks
+    geometry:  heads and head sizes of this rank by groups of layers, and what each layer asks for: window, soft-cap,
+        direction, sinks
     key_order: the order of K in the cache
     """
 
@@ -72,7 +75,7 @@ class AttentionBackend(Protocol):
 
     @property
     def kv_cache(self) -> Tensor:
-        """[num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], contiguous.
+        """The cache, contiguous, of the shape that KVCacheLayout.shape says.
 
         K's tiles hold their numbers in the cache's KeyOrder, whatever the shape says.
         """
@@ -100,5 +103,5 @@ class AttentionBackendKind(Protocol):
     def open(self, kv_cache: Tensor, needs: AttentionNeeds) -> AttentionBackend:
         """Make the backend of a cache, for needs without an obstacle.
 
-        kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim] on needs.device, of needs.dtype
+        kv_cache: of the shape that KVCacheLayout.shape says, on needs.device, of needs.dtype
         """

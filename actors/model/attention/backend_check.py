@@ -61,9 +61,9 @@ def attend_densely(
 ) -> Tensor:
     """Attend with the last q tokens of one sequence to all of it, written out in float32.
 
-    query: [num_heads, q, head_dim]; key, value: [num_kv_heads, k, head_dim]
+    query: [num_heads, q, key_size]; key: [num_kv_heads, k, key_size]; value: [num_kv_heads, k, value_size]
     sinks: [num_heads], the score of each head's sink; None: the layer has none
-    Returns [q, num_heads, head_dim].
+    Returns [q, num_heads, value_size].
     """
     group = query.shape[0] // key.shape[0]
     keys, values = (part.float().repeat_interleave(group, 0) for part in (key, value))
@@ -75,6 +75,8 @@ def attend_densely(
     hidden = positions > own if layer.is_causal else torch.zeros_like(positions > own)
     if layer.sliding_window is not None:
         hidden = hidden | (positions <= own - layer.sliding_window)
+    if layer.chunk_size is not None:
+        hidden = hidden | (positions // layer.chunk_size != own // layer.chunk_size)
     scores = scores.masked_fill(hidden, -math.inf)
     if sinks is not None:
         # A sink is a key of its own score and of a value of zeros.

@@ -34,7 +34,7 @@ _UNSUPPORTED_ARGUMENTS = {
 class AttentionLayer:
     """The attention that one layer asks for.
 
-    index:          the layer of the KV cache that this layer reads and writes
+    index:          the layer's index in the model; KVGeometry.plane_of() tells where its KV is
     scaling:        the factor by which the products of queries and keys are multiplied
     softcap:        if set, scores become softcap * tanh(score / softcap)
     sliding_window: if set, a token attends to the last sliding_window tokens only, itself included
@@ -42,6 +42,8 @@ class AttentionLayer:
         its request, so the whole request has to be computed in one step
     has_sinks:      whether each head has a sink: a learned score that takes part in the softmax and has no value, so
         that a token's weights add up to less than 1
+    value_size:     if set, values are the first value_size numbers of keys, and none are stored (latent attention)
+    chunk_size:     if set, a token attends only to tokens of its chunk: those with the same position // chunk_size
     """
 
     index: int
@@ -50,6 +52,21 @@ class AttentionLayer:
     sliding_window: int | None
     is_causal: bool = True
     has_sinks: bool = False
+    value_size: int | None = None
+    chunk_size: int | None = None
+
+    @property
+    def reach(self) -> Reach:
+        """Return which earlier tokens a token of this layer attends to."""
+        return Reach(self.sliding_window, self.chunk_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The earlier tokens that a token attends to; AttentionLayer says what the numbers mean."""
+
+    sliding_window: int | None = None
+    chunk_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +109,11 @@ class BatchAttention(Protocol):
     ) -> Tensor:
         """Store this step's keys and values, then attend over each request's own tokens.
 
-        query: [num_heads, num_tokens, head_dim]; key, value: [num_kv_heads, num_tokens, head_dim]
+        query: [num_heads, num_tokens, key_size]
+        key:   [num_kv_heads, num_tokens, key_size]; value: [num_kv_heads, num_tokens, value_size]. A layer that reads
+            another layer's KV is given that layer's, which is not stored again
         sinks: [num_heads], the score of each head's sink; None if the layer has none
-        Returns [num_tokens, num_heads, head_dim].
+        Returns [num_tokens, num_heads, value_size].
         """
 
 
@@ -122,10 +141,10 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """Attend with the step's batch; transformers' attention modules call this function.
 
-    query: [1, num_heads, num_tokens, head_dim]; key, value: [1, num_kv_heads, num_tokens, head_dim]
+    query, key, value: as BatchAttention.attend() takes them, with a first dimension of 1
     s_aux: [num_heads], the score of each head's sink, by the name that transformers gives it
     kwargs: BATCH_ARGUMENT names the step's BatchAttention
-    Returns [1, num_tokens, num_heads, head_dim], and None in place of the attention weights.
+    Returns [1, num_tokens, num_heads, value_size], and None in place of the attention weights.
     Raises UnsupportedModel if the module asks for anything but plain attention, causal or to both sides.
     """
     _refuse_what_is_not_plain_attention(module, attention_mask, dropout, kwargs)
@@ -137,8 +156,19 @@ def attention_forward(
         sliding_window=sliding_window,
         is_causal=bool(getattr(module, "is_causal", True)) and kwargs.get("is_causal") is not False,
         has_sinks=s_aux is not None,
+        chunk_size=_chunk_size(module),
     )
     return batch.attend(layer, query[0], key[0], value[0], s_aux)[None], None
+
+
+def _chunk_size(module: torch.nn.Module) -> int | None:
+    """Return the chunk of a layer that attends within chunks. transformers puts it into the mask, and none is built."""
+    config = getattr(module, "config", None)
+    chunk_size: int | None = getattr(config, "attention_chunk_size", None)
+    kinds = getattr(config, "layer_types", None)
+    if chunk_size is None or not kinds or kinds[module.layer_idx] != "chunked_attention":
+        return None
+    return chunk_size
 
 
 def _refuse_what_is_not_plain_attention(

@@ -42,18 +42,18 @@ def attend_with_shared_prefix(
 ) -> Tensor:
     """Attend with one token of each sequence to the shared prefix, and to the sequence's own keys after the prefix.
 
-    queries: [n, num_kv_heads, num_heads / num_kv_heads, head_dim]
-    prefix:  keys and values, [1, num_kv_heads, num_prefix_tokens, head_dim]
-    own:     keys and values, [n, num_kv_heads, num_keys, head_dim]
+    queries: [n, num_kv_heads, num_heads / num_kv_heads, key_size]
+    prefix:  keys and values, [1, num_kv_heads, num_prefix_tokens, key_size or value_size]
+    own:     keys and values, [n, num_kv_heads, num_keys, key_size or value_size]
     mask:    [n, 1, 1, num_keys], additive, for the sequences' own keys
     sinks:   [num_kv_heads, num_heads / num_kv_heads, 1], the score of each head's sink; None: the layer has none
-    Returns queries' shape and dtype; computes in float32.
+    Returns [n, num_kv_heads, num_heads / num_kv_heads, value_size] in queries' dtype; computes in float32.
     """
-    num_sequences, num_kv_heads, group, head_dim = queries.shape
+    num_sequences, num_kv_heads, group, key_size = queries.shape
     prefix_keys, prefix_values = (part[0].float() for part in prefix)
     keys, values = (part.float() for part in own)
     num_prefix_tokens = prefix_keys.shape[1]
-    folded = queries.float().transpose(0, 1).reshape(num_kv_heads, num_sequences * group, head_dim)
+    folded = queries.float().transpose(0, 1).reshape(num_kv_heads, num_sequences * group, key_size)
     common = torch.matmul(folded, prefix_keys.transpose(-1, -2))
     common = common.view(num_kv_heads, num_sequences, group, num_prefix_tokens).transpose(0, 1)
     scores = torch.cat([common, torch.matmul(queries.float(), keys.transpose(-1, -2))], dim=-1) * layer.scaling
@@ -62,5 +62,5 @@ def attend_with_shared_prefix(
     scores[..., num_prefix_tokens:] += mask
     weights = softmax_with_sinks(scores, sinks)
     folded = weights[..., :num_prefix_tokens].transpose(0, 1).reshape(num_kv_heads, -1, num_prefix_tokens)
-    attended = torch.matmul(folded, prefix_values).view(num_kv_heads, num_sequences, group, head_dim).transpose(0, 1)
+    attended = torch.matmul(folded, prefix_values).view(num_kv_heads, num_sequences, group, -1).transpose(0, 1)
     return (attended + torch.matmul(weights[..., num_prefix_tokens:], values)).to(queries.dtype)

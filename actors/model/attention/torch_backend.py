@@ -4,6 +4,9 @@ Keys and values are gathered from their blocks into a buffer, then torch's scale
 result. The buffer is reused from layer to layer and step to step, since fresh memory costs page faults, and was three
 times slower when measured. The query heads that share a KV head become rows of one query matrix, so keys are never
 repeated for each head.
+
+The backend serves every geometry: groups of layers with KV of different shapes, layers that read the KV of another
+layer, values that are the first numbers of keys (latent attention), and attention within chunks.
 """
 
 from __future__ import annotations
@@ -16,9 +19,20 @@ from torch.nn import functional
 
 from actors.model.attention.backend import AttentionNeeds, BackendName
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
-from actors.model.attention.batch_plan import CacheShape, DecodeBucket, PrefillSegment, plan_window, plan_writes
+from actors.model.attention.batch_plan import (
+    CacheShape,
+    DecodeBucket,
+    PrefillSegment,
+    begun_blocks,
+    plan_reach,
+    plan_writes,
+    token_slots,
+)
 from actors.model.attention.cascade import attend_with_shared_prefix
+from actors.model.attention.probe import KVGeometry
 from actors.model.attention.sinks import softmax_with_sinks
+from actors.model.cache.group_memory import GroupMemory, group_memories, rows_of
+from actors.model.cache.kv_groups import LayerPlane
 from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KeyOrder
 
@@ -45,70 +59,99 @@ class TorchKind:
 
     def open(self, kv_cache: Tensor, needs: AttentionNeeds) -> TorchAttention:
         """See AttentionBackendKind."""
-        geometry = needs.geometry
-        return TorchAttention(
-            kv_cache, geometry.sliding_windows, key_order=needs.key_order, is_causal=geometry.is_causal
-        )
+        return TorchAttention(kv_cache, needs.geometry, needs.block_size, key_order=needs.key_order)
+
+
+class GroupTensors:
+    """The views of one group's part of a KV cache; batch_plan.py describes them.
+
+    tiles and rows of values are those of keys if the group stores no values.
+    """
+
+    def __init__(self, kv_cache: Tensor, memory: GroupMemory, key_order: KeyOrder) -> None:
+        self.memory = memory
+        self.shape = CacheShape(memory, kv_cache.dtype, kv_cache.device, key_order)
+        value_size, value_unit = memory.value_size or memory.key_size, memory.value_unit or memory.key_unit
+        self.key_tiles = rows_of(kv_cache, memory.key_tile, memory.tile_unit)
+        self.value_tiles = rows_of(kv_cache, memory.block_size * value_size, memory.tile_unit)
+        self.key_rows = rows_of(kv_cache, memory.key_size, memory.key_unit)
+        if key_order is not KeyOrder.PLAIN:
+            # Row i begins at number i of the cache, and the numbers of a key are one tile's tokens apart.
+            num_rows = kv_cache.numel() - (memory.key_size - 1) * memory.block_size
+            self.key_rows = kv_cache.view(-1).as_strided((num_rows, memory.key_size), (1, memory.block_size))
+        self.value_rows = rows_of(kv_cache, value_size, value_unit)
+
+    def keys_from(self, plane: int, unit: int) -> int:
+        """Return how many units of numbers the keys of this plane come after those of plane 0."""
+        return plane * self.memory.plane_size // unit
+
+    def values_from(self, plane: int, unit: int) -> int:
+        """Return how many units of numbers the values of this plane come after the keys of plane 0."""
+        return (plane * self.memory.plane_size + self.memory.key_tile) // unit
 
 
 class TorchAttention:
     """Holds the views of the KV cache and the buffers that blocks are gathered into; makes a TorchBatch for each step.
 
-    kv_cache: the tensor that was given, [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]
-    rows, tiles: flat views of kv_cache, as batch_plan.py describes them
+    kv_cache: the tensor that was given, of the shape that KVCacheLayout.shape says
+    groups:   the views of each group, in the geometry's order
+    planes:   where each layer's KV is, by the layer's index in the model
 
     Implements AttentionBackend.
     """
 
     def __init__(
-        self,
-        kv_cache: Tensor,
-        sliding_windows: frozenset[int | None],
-        *,
-        key_order: KeyOrder = KeyOrder.PLAIN,
-        is_causal: bool,
+        self, kv_cache: Tensor, geometry: KVGeometry, block_size: int, *, key_order: KeyOrder = KeyOrder.PLAIN
     ) -> None:
-        """kv_cache must be contiguous; sliding_windows and is_causal are those of the model's layers."""
-        _, num_kv_heads, num_layers, _, block_size, head_dim = kv_cache.shape
+        """kv_cache must be contiguous; geometry is the model's."""
         self.kv_cache = kv_cache
-        self.rows = kv_cache.view(-1, head_dim)
-        self.tiles = kv_cache.view(-1, block_size * head_dim)
-        self.shape = CacheShape(num_kv_heads, num_layers, block_size, kv_cache.dtype, kv_cache.device)
+        self.groups = [GroupTensors(kv_cache, memory, key_order) for memory in group_memories(geometry, block_size)]
+        self.planes = geometry.layer_planes
+        self.reaches = geometry.reaches_of_groups
+        self.block_size = block_size
         self.key_order = key_order
-        self.sliding_windows = sliding_windows
-        self.is_causal = is_causal
+        self.is_causal = geometry.is_causal
         self._buffers = [kv_cache.new_empty(0) for _ in range(5)]
 
     def prepare(self, shape: BatchShape) -> TorchBatch:
         """Plan one step. The result may be used until the next call, which reuses its buffers."""
         return TorchBatch(self, shape)
 
-    def gather(self, tiles: Tensor, layer: int, num_sequences: int, *, beside: bool = False) -> tuple[Tensor, Tensor]:
+    def gather(
+        self, tiles: Tensor, layer: AttentionLayer, num_sequences: int, *, beside: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Copy keys and values of some blocks into the reused buffers.
 
-        tiles:  [num_sequences * num_kv_heads * num_blocks], int64, tiles of layer 0's keys
+        tiles:  [num_sequences * num_kv_heads * num_blocks], int64, tiles of plane 0's keys
         beside: use a second pair of buffers, so that a call without beside does not overwrite these keys and values
-        Returns keys and values, each [num_sequences, num_kv_heads, num_keys, head_dim].
+        Returns keys and values, [num_sequences, num_kv_heads, num_keys, key_size or value_size].
         """
-        first = 2 * beside
-        values = self._gather(tiles, 2 * layer + 1, first + 1)
+        place = self.planes[layer.index]
+        group, first = self.groups[place.group], 2 * beside
+        memory = group.memory
+        key_tiles = group.key_tiles[group.keys_from(place.plane, memory.tile_unit) :]
         if self.key_order is KeyOrder.PLAIN:
-            keys = self._gather(tiles, 2 * layer, first)
+            keys = self._gather(key_tiles, tiles, first)
         else:
-            stored, keys = self._gather(tiles, 2 * layer, _TRANSPOSED_BUFFER), self._buffer(first, len(tiles))
-            shape = (len(tiles), self.shape.block_size, self.rows.shape[1])
-            keys.view(shape).copy_(stored.view(shape[0], shape[2], shape[1]).transpose(1, 2))
-        by_sequence = (num_sequences, self.shape.num_kv_heads, -1, self.rows.shape[1])
-        return keys.view(by_sequence), values.view(by_sequence)
+            stored = self._gather(key_tiles, tiles, _TRANSPOSED_BUFFER)
+            keys = self._buffer(first, len(tiles), memory.key_tile)
+            turned = stored.view(len(tiles), memory.key_size, memory.block_size).transpose(1, 2)
+            keys.view(len(tiles), memory.block_size, memory.key_size).copy_(turned)
+        keys = keys.view(num_sequences, memory.num_kv_heads, -1, memory.key_size)
+        if not memory.value_size:
+            return keys, keys[..., : layer.value_size]
+        value_tiles = group.value_tiles[group.values_from(place.plane, memory.tile_unit) :]
+        values = self._gather(value_tiles, tiles, first + 1)
+        return keys, values.view(num_sequences, memory.num_kv_heads, -1, memory.value_size)
 
-    def _gather(self, tiles: Tensor, offset: int, which: int) -> Tensor:
-        gathered = self._buffer(which, len(tiles))
-        torch.index_select(self.tiles[offset:], 0, tiles, out=gathered)
+    def _gather(self, source: Tensor, tiles: Tensor, which: int) -> Tensor:
+        gathered = self._buffer(which, len(tiles), source.shape[1])
+        torch.index_select(source, 0, tiles, out=gathered)
         return gathered
 
-    def _buffer(self, which: int, num_tiles: int) -> Tensor:
-        """Return a reused buffer, [num_tiles, block_size * head_dim]."""
-        size = num_tiles * self.tiles.shape[1]
+    def _buffer(self, which: int, num_tiles: int, tile_size: int) -> Tensor:
+        """Return a reused buffer, [num_tiles, tile_size]."""
+        size = num_tiles * tile_size
         if self._buffers[which].numel() < size:
             # Allocate half as much again as needed: a decode batch asks for a little more at almost every step.
             self._buffers[which] = self.kv_cache.new_empty(size * 3 // 2)
@@ -120,24 +163,29 @@ class TorchBatch:
 
     def __init__(self, backend: TorchAttention, shape: BatchShape) -> None:
         self._backend = backend
-        self._write_rows, begun = plan_writes(shape, backend.shape)
+        slots = token_slots(shape, backend.block_size)
+        self._writes = [plan_writes(slots, group.shape) for group in backend.groups]
         self._plans = {
-            window: plan_window(shape, backend.shape, window, is_causal=backend.is_causal)
-            for window in backend.sliding_windows
+            (index, reach): plan_reach(shape, group.shape, reach, is_causal=backend.is_causal)
+            for index, group in enumerate(backend.groups)
+            for reach in backend.reaches[index]
         }
         self._repeated_masks: dict[int, Tensor] = {}
         """The masks of buckets with several tokens, repeated for the query heads of a KV head, by the bucket's id."""
-        if begun.shape[0]:
-            backend.kv_cache.index_fill_(0, begun, 0)
+        begun = begun_blocks(shape, backend.block_size)
+        if len(begun):
+            backend.kv_cache.index_fill_(0, torch.from_numpy(begun).to(backend.kv_cache.device), 0)
 
     def attend(
         self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
         """See BatchAttention."""
-        self._write(layer.index, key, value)
-        plan = self._plans[layer.sliding_window]
-        num_heads, num_tokens, head_dim = query.shape
-        output = query.new_empty(num_tokens, num_heads, head_dim)
+        place = self._backend.planes[layer.index]
+        if place.is_stored:
+            self._write(place, key, value)
+        plan = self._plans[place.group, layer.reach]
+        num_heads, num_tokens, _ = query.shape
+        output = query.new_empty(num_tokens, num_heads, value.shape[-1])
         for bucket in plan.decodes:
             output.index_copy_(0, bucket.tokens.view(-1), self._decode(layer, bucket, query, sinks))
         for segment in plan.prefills:
@@ -145,34 +193,32 @@ class TorchBatch:
             output[segment.start : segment.stop] = attended.transpose(0, 1)
         return output
 
-    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        backend, rows = self._backend, self._write_rows
-        block_size, head_dim = backend.shape.block_size, key.shape[-1]
-        keys, values = (states.reshape(-1, head_dim).to(backend.rows.dtype) for states in (key, value))
-        if backend.key_order is KeyOrder.PLAIN:
-            backend.rows[2 * layer * block_size :].index_copy_(0, rows, keys)
-        else:
-            stored = backend.tiles.view(-1, head_dim, block_size)
-            stored[rows // block_size + 2 * layer, :, rows % block_size] = keys
-        backend.rows[(2 * layer + 1) * block_size :].index_copy_(0, rows, values)
+    def _write(self, place: LayerPlane, key: Tensor, value: Tensor) -> None:
+        group, rows = self._backend.groups[place.group], self._writes[place.group]
+        memory, dtype = group.memory, group.key_rows.dtype
+        keys = key.reshape(-1, memory.key_size).to(dtype)
+        group.key_rows[group.keys_from(place.plane, group.shape.key_unit) :].index_copy_(0, rows.keys, keys)
+        if rows.values is not None:
+            values = value.reshape(-1, memory.value_size).to(dtype)
+            group.value_rows[group.values_from(place.plane, memory.value_unit) :].index_copy_(0, rows.values, values)
 
     def _decode(self, layer: AttentionLayer, bucket: DecodeBucket, query: Tensor, sinks: Tensor | None) -> Tensor:
-        """Return the attention of a bucket's tokens, [n * num_queries, num_heads, head_dim]."""
-        (num_sequences, num_queries), num_kv_heads = bucket.tokens.shape, self._backend.shape.num_kv_heads
-        num_heads, _, head_dim = query.shape
+        """Return the attention of a bucket's tokens, [n * num_queries, num_heads, value_size]."""
+        num_sequences, num_queries = bucket.tokens.shape
+        keys, values = self._backend.gather(bucket.tiles, layer, num_sequences)
+        num_heads, num_kv_heads = query.shape[0], keys.shape[1]
         group = num_heads // num_kv_heads
-        keys, values = self._backend.gather(bucket.tiles, layer.index, num_sequences)
-        queries = query.index_select(1, bucket.tokens.view(-1)).view(num_heads, num_sequences, num_queries, head_dim)
-        folded = queries.transpose(0, 1).reshape(num_sequences, num_kv_heads, group * num_queries, head_dim)
+        queries = query.index_select(1, bucket.tokens.view(-1)).view(num_heads, num_sequences, num_queries, -1)
+        folded = queries.transpose(0, 1).reshape(num_sequences, num_kv_heads, group * num_queries, -1)
         if sinks is not None:
             sinks = sinks.view(num_kv_heads, group, 1).expand(-1, -1, num_queries).reshape(num_kv_heads, -1, 1)
         if bucket.prefix_tiles is None:
             attended = _attend(layer, folded, (keys, values), self._mask(bucket, group), sinks)
         else:
-            prefix = self._backend.gather(bucket.prefix_tiles, layer.index, 1, beside=True)
+            prefix = self._backend.gather(bucket.prefix_tiles, layer, 1, beside=True)
             attended = attend_with_shared_prefix(layer, folded, prefix, (keys, values), bucket.mask, sinks)
-        by_head = attended.reshape(num_sequences, num_heads, num_queries, head_dim)
-        return by_head.transpose(1, 2).reshape(-1, num_heads, head_dim)
+        by_head = attended.reshape(num_sequences, num_heads, num_queries, -1)
+        return by_head.transpose(1, 2).reshape(num_sequences * num_queries, num_heads, -1)
 
     def _mask(self, bucket: DecodeBucket, group: int) -> Tensor:
         """Return the mask for query rows that are folded head by head, [n, 1, 1 or group * num_queries, num_keys]."""
@@ -189,7 +235,7 @@ class TorchBatch:
         states: tuple[Tensor, Tensor, Tensor],
         sinks: Tensor | None,
     ) -> Tensor:
-        """Return the attention of one sequence's tokens, [num_heads, stop - start, head_dim].
+        """Return the attention of one sequence's tokens, [num_heads, stop - start, value_size].
 
         states: the step's queries, keys and values
         """
@@ -200,7 +246,7 @@ class TorchBatch:
             keys, values = key[None, :, tokens], value[None, :, tokens]
         else:
             assert layer.is_causal, "without causal attention, all of a prompt is computed in one step"
-            keys, values = self._backend.gather(segment.tiles, layer.index, 1)
+            keys, values = self._backend.gather(segment.tiles, layer, 1)
         if sinks is not None:
             sinks = sinks[:, None, None]
         return _attend(layer, queries, (keys, values), segment.mask, sinks)[0]
@@ -209,11 +255,11 @@ class TorchBatch:
 def _attend(
     layer: AttentionLayer, query: Tensor, cached: tuple[Tensor, Tensor], mask: Tensor | None, sinks: Tensor | None
 ) -> Tensor:
-    """Attend with queries, [n, num_heads, q, head_dim], to keys and values, [n, num_kv_heads, k, head_dim].
+    """Attend with queries, [n, num_heads, q, key_size], to keys and values, [n, num_kv_heads, k, key or value_size].
 
     mask:  additive, broadcast to [n, num_heads, q, k]. None: the layer is causal, or has no mask at all, and q == k
     sinks: [num_heads, q or 1, 1], the score of each row's sink; None: the layer has none
-    Returns the queries' shape.
+    Returns [n, num_heads, q, value_size].
     """
     key, value = cached
     if layer.softcap is None and sinks is None:
@@ -257,4 +303,4 @@ def _attend_by_scores(
     if sinks is not None:
         sinks = sinks.view(num_kv_heads, -1, sinks.shape[1], 1)
     weights = softmax_with_sinks(scores, sinks).to(query.dtype)
-    return torch.matmul(weights, value[:, :, None]).reshape(query.shape)
+    return torch.matmul(weights, value[:, :, None]).reshape(*query.shape[:-1], -1)

@@ -66,6 +66,8 @@ class TritonKind:
 def find_uncovered(needs: AttentionNeeds) -> str | None:
     """Return what the kernels do not cover of a model, on any device, or None."""
     geometry = needs.geometry
+    if (irregularity := geometry.irregularity) is not None:
+        return f"{irregularity}, which only the torch backend serves"
     if needs.dtype not in _DTYPES:
         return f"it does not compute in {str(needs.dtype).removeprefix('torch.')}"
     if geometry.head_dim > MAX_HEAD_DIM:

@@ -42,6 +42,8 @@ class VllmCpuKind:
             return (
                 f"it needs a block size that is a multiple of {_ALIGNMENT}, and cache.block_size is {needs.block_size}"
             )
+        if (irregularity := needs.geometry.irregularity) is not None:
+            return f"{irregularity}, which only the torch backend serves"
         if (obstacle := load_library()) is not None:
             return obstacle
         try:

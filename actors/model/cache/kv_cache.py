@@ -11,7 +11,7 @@ from torch import Tensor
 from actors.core.outputs.scheduler_output import BlockCopy
 from actors.model.attention.probe import KVGeometry
 from kv_transfer.device_kind import is_accelerator
-from kv_transfer.layout import KeyOrder, KVCacheLayout
+from kv_transfer.layout import KeyOrder, KVCacheLayout, KVGroup
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 
 logger = logging.getLogger(__name__)
@@ -27,24 +27,37 @@ def make_layout(
     key_order: KeyOrder = KeyOrder.PLAIN,
 ) -> KVCacheLayout:
     """Return the layout of one rank's KV cache."""
+    dtype_name = str(dtype).removeprefix("torch.")
     return KVCacheLayout(
         num_blocks=num_blocks,
         num_kv_heads=geometry.num_kv_heads,
         num_layers=geometry.num_layers,
         block_size=block_size,
         head_dim=geometry.head_dim,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name,
         dtype_size_bytes=dtype.itemsize,
         model_fingerprint=model_fingerprint,
         tp_rank=geometry.tp_rank,
         tp_size=geometry.tp_size,
         num_replicas=geometry.num_replicas,
         key_order=key_order,
+        further_groups=tuple(
+            KVGroup(
+                group.num_planes,
+                group.num_kv_heads,
+                group.key_size,
+                group.value_size,
+                dtype_name,
+                num_replicas=group.num_replicas,
+            )
+            for group in geometry.further_groups
+        ),
+        value_size=geometry.value_size,
     )
 
 
 def allocate_kv_cache(layout: KVCacheLayout, device: torch.device) -> Tensor:
-    """Allocate a KV cache of zeros, [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim].
+    """Allocate a KV cache of zeros, of the layout's shape.
 
     It must not hold leftover bytes: masked keys have weight 0, but 0 times a NaN is a NaN. On the CPU the cache is in a
     memory file if the machine allows it, so that engines of the same host read blocks directly.
@@ -64,7 +77,7 @@ def allocate_kv_cache(layout: KVCacheLayout, device: torch.device) -> Tensor:
 def copy_blocks(kv_cache: Tensor, copies: Iterable[BlockCopy]) -> None:
     """Copy whole blocks, for all layers and heads of this rank, after all work that was queued on the device before.
 
-    kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim]
+    kv_cache: [num_blocks, ...]
     copies: of existing blocks, none of which is both a source and a destination
     """
     for copy in copies:

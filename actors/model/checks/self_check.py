@@ -46,7 +46,8 @@ _MAX_ERROR_16_BITS = 0.15
 def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int, max_tokens: int) -> None:
     """Raise SelfCheckFailed unless the model's logits through the paged KV cache equal transformers' own.
 
-    The sequences are longer than the longest sliding window, if computing them takes no more than about a second.
+    The sequences are longer than the longest sliding window and the longest chunk of attention, if computing them takes
+    no more than about a second.
     max_tokens: the longest sequence that the model can compute
     """
     started = time.monotonic()
@@ -82,7 +83,8 @@ def error_limit(dtype: torch.dtype) -> float:
 
 
 def _choose_num_tokens(forward: FlatForward, geometry: KVGeometry, max_tokens: int) -> int:
-    windows = [window for window in geometry.sliding_windows if window is not None]
+    reaches = [(layer.sliding_window, layer.chunk_size) for layer in geometry.layers]
+    windows = [window for reach in reaches for window in reach if window is not None]
     wanted = max([_MIN_TOKENS] + [window + _TOKENS_PAST_WINDOW for window in windows])
     num_parameters = forward.model.num_parameters()
     max_flops = _MAX_FLOPS_GPU if is_accelerator(forward.model.device) else _MAX_FLOPS_CPU
@@ -106,7 +108,7 @@ def _paged_logits(forward: FlatForward, geometry: KVGeometry, sequences: Tensor)
         model_fingerprint="",
     )
     kv_cache = allocate_kv_cache(layout, sequences.device)
-    backend = TorchAttention(kv_cache, geometry.sliding_windows, is_causal=geometry.is_causal)
+    backend = TorchAttention(kv_cache, geometry, _BLOCK_SIZE)
     # The blocks are out of order, so that a wrong address gives a wrong result.
     block_tables = np.arange(2 * blocks_per_sequence)[::-1].reshape(blocks_per_sequence, 2).T
     steps = [

@@ -41,6 +41,12 @@ WITH_REPLACED_ATTENTION: Final = _words("falcon")
 WITH_WINDOW_IN_MASK: Final = _words("moshi phimoe qwen2_moe")
 """Causal language models that apply their sliding window in a mask only, and do not pass the window to attention."""
 
+WITH_CHUNKED_ATTENTION: Final = _words("llama4_text")
+"""Causal language models whose chunked_attention layers raypd serves: a token attends within its chunk only."""
+
+WITH_POSITIONS_BY_CACHE: Final = _words("llama4_text")
+"""Causal language models whose attention counts a token's position by the length of transformers' cache."""
+
 BIDIRECTIONAL_UNLESS_DECODER: Final = _words(
     """
     bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta
@@ -66,7 +72,6 @@ REFUSED_ON_TRIAL: Final = {
     "diffllama": "it attends more than once in a layer",
     "doge": "its attention has a mask of its own",
     "hrm_text": "its attention has a mask of its own",
-    "mimo_v2_flash": "its keys and values differ in shape, and its layers in their number of KV heads",
 }
 """Models that an engine refuses when it runs them, whatever their weights."""
 

@@ -22,6 +22,7 @@ from actors.model.config.class_facts import (
     QUANTIZATION_PACKAGES,
     REFUSED_ON_TRIAL,
     WITH_BATCH_DELIVERED,
+    WITH_CHUNKED_ATTENTION,
     WITH_POSITIONS_AFTER_PADDING,
     WITH_RECURRENT_STATE,
     WITH_WINDOW_IN_MASK,
@@ -87,8 +88,6 @@ def reason_on_trial(config: PretrainedConfig, max_model_len: int) -> str | None:
     if (reason := REFUSED_ON_TRIAL.get(str(config.model_type))) is not None:
         return reason
     text = config.get_text_config(decoder=True)
-    if len(shapes := _layer_shapes(text)) > 1:
-        return f"its layers differ in (heads, KV heads, head_dim): {sorted(shapes)}"
     if text.model_type not in WITH_WINDOW_IN_MASK:
         return None
     return reason_in_windows(text, [None] * text.num_hidden_layers, max_model_len)
@@ -119,13 +118,6 @@ def _indices(flags: list[bool]) -> list[int]:
     return [index for index, flag in enumerate(flags) if flag]
 
 
-def _layer_shapes(text: PretrainedConfig) -> set[tuple[int, ...]]:
-    """Return the layers' different (heads, KV heads, head_dim); empty if the config declares all layers alike."""
-    if not getattr(text, "is_heterogeneous", False):
-        return set()
-    return {(*count_heads(layer), int(getattr(layer, "head_dim", None) or 0)) for layer in text.per_layer_config}
-
-
 def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:
     """Return why the model cannot be split over tp_size ranks, or None if the config names no reason."""
     if tp_size == 1:
@@ -137,20 +129,37 @@ def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:
             f"its weights are quantized ({method}), which several ranks cannot read yet: "
             f"tensor_parallel_size is {tp_size}, and 1 is possible"
         )
-    num_heads, num_kv_heads = count_heads(config.get_text_config(decoder=True))
-    if num_heads % tp_size:
-        return f"its {num_heads} attention heads cannot be shared evenly by {tp_size} ranks"
-    try:
-        rank_kv_heads(num_kv_heads, tp_size, 0)
-    except ValueError as error:
-        return f"its {error}"
+    text = config.get_text_config(decoder=True)
+    for num_heads, num_kv_heads in sorted({count_layer_heads(text, layer) for layer in range(count_layers(text))}):
+        if num_heads % tp_size:
+            return f"its {num_heads} attention heads cannot be shared evenly by {tp_size} ranks"
+        try:
+            rank_kv_heads(num_kv_heads, tp_size, 0)
+        except ValueError as error:
+            return f"its {error}"
     if type(config).__module__.startswith("transformers.") and not _has_plan(config):
         return f"transformers has no tensor-parallel plan for it: tensor_parallel_size is {tp_size}, and 1 is possible"
     return None
 
 
+def count_layers(text: PretrainedConfig) -> int:
+    """Return the number of a model's layers; 1 if its config does not say it."""
+    return int(getattr(text, "num_hidden_layers", None) or 1)
+
+
+def count_layer_heads(text: PretrainedConfig, layer: int) -> tuple[int, int]:
+    """Return the number of attention heads of one layer, and the number of its KV heads."""
+    if getattr(text, "is_heterogeneous", False):
+        return count_heads(text.per_layer_config[layer])
+    num_heads, num_kv_heads = count_heads(text)
+    if text.model_type == "mimo_v2_flash" and text.layer_types[layer] == "sliding_attention":
+        # transformers' class doubles them in the layers with a window.
+        return num_heads, 2 * num_kv_heads
+    return num_heads, num_kv_heads
+
+
 def count_heads(text: PretrainedConfig) -> tuple[int, int]:
-    """Return the number of attention heads of a layer, and the number of its KV heads."""
+    """Return the number of attention heads of a layer, and the number of its KV heads, for a model of like layers."""
     num_heads = int(text.num_attention_heads)
     if text.model_type == "falcon":
         if text.new_decoder_architecture:
@@ -197,8 +206,9 @@ def _reason_in_text(text: PretrainedConfig) -> str | None:
         return "it uses latent attention (MLA), whose cache is not keys and values per head"
     if getattr(text, "alibi", False):
         return "it uses ALiBi position biases"
-    if getattr(text, "num_kv_shared_layers", 0):
-        return f"{text.num_kv_shared_layers} of its layers share the keys and values of other layers"
+    num_shared = getattr(text, "num_kv_shared_layers", 0) or 0
+    if num_shared and num_shared >= count_layers(text):
+        return "all of its layers read the keys and values of another model, whose assistant it is"
     if getattr(text, "use_bidirectional_attention", False):
         return "its attention is bidirectional"
     if getattr(text, "add_cross_attention", False):
@@ -207,14 +217,12 @@ def _reason_in_text(text: PretrainedConfig) -> str | None:
 
 
 def _reason_in_layer_types(text: PretrainedConfig) -> str | None:
+    served = _SERVED_LAYER_TYPES | ({"chunked_attention"} if text.model_type in WITH_CHUNKED_ATTENTION else set())
     for field in _LAYER_TYPE_FIELDS:
         kinds = getattr(text, field, None) or []
-        if other := sorted({str(kind) for kind in kinds} - _SERVED_LAYER_TYPES):
+        if other := sorted({str(kind) for kind in kinds} - served):
             state = "; it keeps recurrent state there" if text.model_type in WITH_RECURRENT_STATE else ""
             return f"it has layers of a kind that is not served ({field}: {', '.join(other)}){state}"
-    if text.model_type == "llama4_text" and text.attn_temperature_tuning and not all(text.no_rope_layers or []):
-        # transformers takes a token's position in Llama 4 from the length of its own cache, which raypd does not use.
-        return "it scales attention by a token's position (attn_temperature_tuning), which it counts by its own cache"
     return None
 
 

@@ -21,6 +21,7 @@ from actors.config import ModelConfig, SchedulerConfig
 from actors.model.attention.backend import AttentionBackend, AttentionNeeds
 from actors.model.attention.batch_attention import BatchShape
 from actors.model.attention.choice import choose_backend, fastest_key_order
+from actors.model.cache.kv_cache import make_layout
 from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch
 from actors.model.loader import LoadedModel, load_model
@@ -58,8 +59,10 @@ def load_draft_model(
         )
     geometry = loaded.geometry
     num_blocks = -(-speculative.cache_tokens // _BLOCK_SIZE)
-    shape = (num_blocks, geometry.num_kv_heads, geometry.num_layers, 2, _BLOCK_SIZE, geometry.head_dim)
-    kv_cache = torch.zeros(shape, dtype=loaded.dtype, device=loaded.device)
+    layout = make_layout(
+        geometry, num_blocks=num_blocks, block_size=_BLOCK_SIZE, dtype=loaded.dtype, model_fingerprint=""
+    )
+    kv_cache = torch.zeros(layout.shape, dtype=loaded.dtype, device=loaded.device)
     needs = AttentionNeeds(loaded.device, loaded.dtype, geometry, _BLOCK_SIZE, KeyOrder.PLAIN)
     # No other engine reads this cache, so its keys may have the order that suits the backend.
     needs = replace(needs, key_order=fastest_key_order("auto", needs))

@@ -20,7 +20,7 @@ from actors.model.config.config_rules import architecture_name
 from actors.model.config.model_kind import kind_of
 from actors.model.errors import CheckpointError, UnsupportedModel
 from actors.model.tensor_parallel.group import TensorParallelGroup
-from actors.model.tensor_parallel.plan import LayerShard, Split, plan_shards, shard_heads
+from actors.model.tensor_parallel.plan import LayerShard, Split, layer_of, plan_shards, shard_heads
 from actors.model.tensor_parallel.split_layers import GatheredLinear, RowParallelLinear
 from actors.model.tensor_parallel.weight_sources import WeightSource
 
@@ -73,7 +73,6 @@ def build_shard(
     weights_for: opens the weights of a model that is on the meta device
     Raises UnsupportedModel, naming what cannot be split, or CheckpointError, naming the weights that are missing.
     """
-    heads = shard_heads(config, group.size)
     with torch.device("meta"):
         model: PreTrainedModel = kind_of(config).auto_class.from_config(  # type: ignore[no-untyped-call]  # left untyped
             config, dtype=dtype, attn_implementation=ATTENTION_NAME, trust_remote_code=trust_remote_code
@@ -86,8 +85,9 @@ def build_shard(
     compute_buffers(model, config)
     for name, shard in shards.items():
         _replace_layer(model, name, shard, group)
-    for module in model.modules():
+    for name, module in model.named_modules():
         if hasattr(module, "num_key_value_groups"):
+            heads = shard_heads(config, group.size, layer_of(name))
             setattr(module, "num_key_value_groups", heads.num_heads // heads.num_kv_heads)  # noqa: B010  # untyped
     _fill(model, shapes | saved_buffers, shards, weights)
     return ModelShard(model, split, tuple(weights.unread))
@@ -115,11 +115,22 @@ def compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:
             module._buffers[key] = torch.full_like(buffer, float("nan"), device="cpu")
         if not buffers:
             continue
-        model._init_weights(module)  # type: ignore[no-untyped-call]  # left untyped
+        _owner(model, name)._init_weights(module)  # type: ignore[no-untyped-call]  # left untyped
         if unset := [key for key in buffers if torch.isnan(getattr(module, key)).any()]:
             raise UnsupportedModel(
                 architecture_name(config), f"{name} has values of its own that no checkpoint holds: {', '.join(unset)}"
             )
+
+
+def _owner(model: PreTrainedModel, name: str) -> PreTrainedModel:
+    """Return the innermost model that the module is a part of: its _init_weights knows the module."""
+    owner: PreTrainedModel = model
+    module: nn.Module = model
+    for part in name.split(".") if name else []:
+        module = module.get_submodule(part)
+        if isinstance(module, PreTrainedModel):
+            owner = module
+    return owner
 
 
 def _replace_layer(model: nn.Module, name: str, shard: LayerShard, group: TensorParallelGroup) -> None:

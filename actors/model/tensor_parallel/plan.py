@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from actors.model.config.config_rules import architecture_name, count_heads
+from actors.model.config.config_rules import architecture_name, count_layer_heads
 from actors.model.errors import UnsupportedModel
 from kv_transfer.layout import rank_kv_heads
 
@@ -74,10 +74,13 @@ class HeadShard:
     num_replicas: int
 
 
-def shard_heads(config: PretrainedConfig, tp_size: int) -> HeadShard:
-    """Return each rank's numbers of heads. Raises UnsupportedModel if the ranks cannot share the heads evenly."""
+def shard_heads(config: PretrainedConfig, tp_size: int, layer: int) -> HeadShard:
+    """Return each rank's numbers of heads in a layer.
+
+    Raises UnsupportedModel if the ranks cannot share the heads evenly.
+    """
     text = config.get_text_config(decoder=True)
-    num_heads, total_num_kv_heads = count_heads(text)
+    num_heads, total_num_kv_heads = count_layer_heads(text, layer)
     if num_heads % tp_size:
         raise UnsupportedModel(
             architecture_name(config), f"its {num_heads} attention heads cannot be shared evenly by {tp_size} ranks"
@@ -111,6 +114,8 @@ def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, siz
         if split is Split.EXPERTS:
             shards[name] = _shard_experts(name, module, config, styles, (rank, size))
         elif split is Split.HEADS:
+            if not list(module.parameters(recurse=False)):
+                continue  # The plan names all attention modules, and MiMo has sinks in some of them.
             shards[name] = _shard_sinks(name, module, config, styles, (rank, size))
         elif split is not None and isinstance(module, nn.Linear):
             shards[name] = _shard_layer(name, module, split, config, (rank, size))
@@ -123,7 +128,7 @@ def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, siz
 
 def _refuse_rows_per_head(name: str, module: nn.Module, config: PretrainedConfig) -> None:
     """Raise UnsupportedModel for a norm with a row for each head: every rank would hold the rows of all heads."""
-    heads = set(count_heads(config.get_text_config(decoder=True)))
+    heads = set(count_layer_heads(config.get_text_config(decoder=True), layer_of(name)))
     weight = getattr(module, "weight", None)
     if "norm" not in name.rpartition(".")[2] or not isinstance(weight, nn.Parameter):
         return
@@ -147,7 +152,7 @@ def _shard_layer(
         rows = range(min(rank * num_rows, layer.out_features), min((rank + 1) * num_rows, layer.out_features))
         return LayerShard(split, rows, num_rows)
     if name.rpartition(".")[2] in _KEY_VALUE_PROJECTIONS:
-        _, total_num_kv_heads = count_heads(config.get_text_config(decoder=True))
+        _, total_num_kv_heads = count_layer_heads(config.get_text_config(decoder=True), layer_of(name))
         head_dim = layer.out_features // total_num_kv_heads
         heads = rank_kv_heads(total_num_kv_heads, size, rank)
         return LayerShard(split, range(heads.start * head_dim, heads.stop * head_dim), len(heads) * head_dim)
@@ -165,7 +170,7 @@ def _shard_sinks(
 ) -> LayerShard:
     """Split the parameters that an attention module itself has: one number for each query head."""
     rank, size = place
-    num_heads, _ = count_heads(config.get_text_config(decoder=True))
+    num_heads, _ = count_layer_heads(config.get_text_config(decoder=True), layer_of(name))
     own = {weight: tuple(parameter.shape) for weight, parameter in module.named_parameters(recurse=False)}
     planned = {weight: styles.get(f"{_generic(name)}.{weight}") for weight in own}
     if own != {"sinks": (num_heads,)} or planned != {"sinks": "colwise"}:
@@ -195,6 +200,12 @@ def _shard_experts(
         )
     share = features // size
     return LayerShard(Split.EXPERTS, range(rank * share, (rank + 1) * share), share)
+
+
+def layer_of(name: str) -> int:
+    """Return the index of the layer that a module is in, by the module's name; 0 for a module outside of layers."""
+    found = re.search(r"\.(\d+)(?=\.|$)", name)
+    return 0 if found is None else int(found[1])
 
 
 def _generic(name: str) -> str:

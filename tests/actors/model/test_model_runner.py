@@ -24,7 +24,7 @@ CheckpointOf = Callable[[str], Path]
 
 NUM_OUTPUT_TOKENS = 12
 PROMPT_LENGTHS = (1, 7, 16, 33, 40)
-SAMPLE = ("gpt_oss", "falcon_40b", "stablelm")
+SAMPLE = ("gpt_oss", "falcon_40b", "stablelm", "gemma4", "mimo", "llama4")
 """The further families that are tried in `make test`."""
 
 

@@ -65,7 +65,7 @@ class Producer:
         links = LinkTable(config, PREFILL, LAYOUT, cache, LoopbackTransport(hub), hub.control(PREFILL), Deaf())
         self.link = PeerLink(cast(ControlStream, self), True, ("decode-0", 1), None, LinkState.OPEN)
         self.link.data = cast(DataThread, self)
-        self.link.pieces = PieceMap(LAYOUT, LAYOUT, cache)
+        self.link.pieces = PieceMap(LAYOUT, LAYOUT, cache, is_producer=True)
         self.table = TransferTable(config, LAYOUT, links)
 
     def send(self, message: ControlMessage) -> None:

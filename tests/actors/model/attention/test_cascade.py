@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from actors.model.attention import cascade
 from actors.model.attention.backend_check import attend_densely
-from actors.model.attention.batch_attention import AttentionLayer, BatchShape
-from actors.model.attention.batch_plan import CacheShape, plan_window
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape, Reach
+from actors.model.attention.batch_plan import CacheShape, plan_reach
+from actors.model.attention.probe import KVGeometry
 from actors.model.attention.torch_backend import TorchAttention
+from actors.model.cache.group_memory import group_memories
 
 NUM_KV_HEADS, NUM_LAYERS, HEAD_DIM, BLOCK_SIZE = 2, 2, 4, 4
 NUM_COMMON = 3
@@ -29,8 +33,9 @@ def test_a_shared_prefix_changes_nothing(
     num_own = [-(-length // BLOCK_SIZE) - NUM_COMMON for length in LENGTHS]
     # Whatever the batch does not own is NaN: reading it would show.
     cache = torch.full((NUM_COMMON + sum(num_own) + 1, NUM_KV_HEADS, NUM_LAYERS, 2, BLOCK_SIZE, HEAD_DIM), np.nan)
-    backend = TorchAttention(cache, frozenset({None}), is_causal=True)
     layer = AttentionLayer(index=1, scaling=0.4, softcap=softcap, sliding_window=None, has_sinks=has_sinks)
+    geometry = KVGeometry(NUM_KV_HEADS * group, NUM_KV_HEADS, HEAD_DIM, (replace(layer, index=0), layer))
+    backend = TorchAttention(cache, geometry, BLOCK_SIZE)
     sinks = torch.randn(NUM_KV_HEADS * group, generator=generator) if has_sinks else None
     tables = np.zeros((len(LENGTHS), NUM_COMMON + max(num_own)), dtype=np.int64)
     prefix = torch.randn(2, NUM_KV_HEADS, NUM_COMMON * BLOCK_SIZE, HEAD_DIM, generator=generator)
@@ -55,7 +60,7 @@ def test_a_shared_prefix_changes_nothing(
         [attend_densely(query[:, [i]], state[0], state[1], layer, sinks) for i, state in enumerate(states)]
     )
     torch.testing.assert_close(output, expected, atol=1e-5, rtol=1e-5)
-    buckets = plan._plans[None].decodes
+    buckets = plan._plans[0, Reach()].decodes
     assert all((bucket.prefix_tiles is not None) == is_shared for bucket in buckets)
     num_read = sum(bucket.mask.shape[-1] * len(bucket.tokens) for bucket in buckets)
     assert (num_read < sum(LENGTHS)) == is_shared
@@ -66,11 +71,12 @@ def test_a_shared_prefix_changes_nothing(
     [(4, 32, None, 32), (4, 31, None, 0), (3, 100, None, 0), (32, 4, None, 4), (8, 0, None, 0), (8, 100, 64, 0)],
 )
 def test_it_is_done_where_it_pays(num_decoding: int, num_common: int, window: int | None, expected: int) -> None:
-    cache = CacheShape(2, 1, 16, torch.float32, torch.device("cpu"))
+    geometry = KVGeometry(2, 2, 4, (AttentionLayer(0, 0.4, None, None),))
+    cache = CacheShape(group_memories(geometry, 16)[0], torch.float32, torch.device("cpu"))
     seq_lens = np.full(num_decoding, 2000)
     shape = BatchShape(
         np.arange(num_decoding + 1), seq_lens - 1, np.zeros((num_decoding, 125), dtype=np.int64), num_common
     )
-    for bucket in plan_window(shape, cache, window, is_causal=True).decodes:
-        num_shared = 0 if bucket.prefix_tiles is None else len(bucket.prefix_tiles) // cache.num_kv_heads
+    for bucket in plan_reach(shape, cache, Reach(window), is_causal=True).decodes:
+        num_shared = 0 if bucket.prefix_tiles is None else len(bucket.prefix_tiles) // cache.memory.num_kv_heads
         assert num_shared == expected

@@ -6,6 +6,8 @@ actors/model/attention/sinks.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,13 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.model.attention.backend_check import attend_densely
-from actors.model.attention.batch_attention import AttentionLayer, BatchShape
-from actors.model.attention.batch_plan import CacheShape, plan_window
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape, Reach
+from actors.model.attention.batch_plan import CacheShape, plan_reach
+from actors.model.attention.probe import KVGeometry
 from actors.model.attention.torch_backend import TorchAttention
+from actors.model.cache.group_memory import group_memories
 from kv_transfer.layout import KeyOrder
 
 NUM_KV_HEADS, NUM_LAYERS, HEAD_DIM = 2, 2, 4
-WINDOWS = (None, 3, 10)
+REACHES = (Reach(), Reach(3), Reach(10), Reach(chunk_size=8))
 
 
 @st.composite
@@ -31,11 +35,11 @@ def batches(draw: st.DrawFn) -> tuple[list[tuple[int, int]], int, int, int]:
     return sequences, draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([1, 3])), draw(st.integers(0, 99))
 
 
-@given(batches(), st.sampled_from(WINDOWS), st.sampled_from([None, 1.5]), st.sampled_from(KeyOrder), st.booleans())
+@given(batches(), st.sampled_from(REACHES), st.sampled_from([None, 1.5]), st.sampled_from(KeyOrder), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_every_batch_attends_as_written_out(
     batch: tuple[list[tuple[int, int]], int, int, int],
-    window: int | None,
+    reach: Reach,
     softcap: float | None,
     key_order: KeyOrder,
     has_sinks: bool,
@@ -49,8 +53,9 @@ def test_every_batch_attends_as_written_out(
         (len(order), NUM_KV_HEADS, NUM_LAYERS, 2, block_size, HEAD_DIM), float("nan"), dtype=torch.float32
     )
     tables = np.zeros((len(sequences), max(blocks_each)), dtype=np.int64)
-    backend = TorchAttention(cache, frozenset({window}), key_order=key_order, is_causal=True)
-    layer = AttentionLayer(index=1, scaling=0.4, softcap=softcap, sliding_window=window, has_sinks=has_sinks)
+    layer = AttentionLayer(1, 0.4, softcap, reach.sliding_window, has_sinks=has_sinks, chunk_size=reach.chunk_size)
+    geometry = KVGeometry(NUM_KV_HEADS * group, NUM_KV_HEADS, HEAD_DIM, (replace(layer, index=0), layer))
+    backend = TorchAttention(cache, geometry, block_size, key_order=key_order)
     sinks = torch.randn(NUM_KV_HEADS * group, generator=generator) if has_sinks else None
     states = [torch.randn(2, NUM_KV_HEADS, sum(lengths), HEAD_DIM, generator=generator) for lengths in sequences]
     first_block = 0
@@ -81,13 +86,21 @@ def test_the_transposed_order_has_one_number_of_every_token_after_the_other() ->
     shape = BatchShape(np.array([0, 5]), np.array([0]), np.zeros((1, 1), dtype=np.int64))
     key, value = torch.randn(2, NUM_KV_HEADS, 5, HEAD_DIM)
     for cache, key_order in ((plain, KeyOrder.PLAIN), (transposed, KeyOrder.TRANSPOSED)):
-        backend = TorchAttention(cache, frozenset({None}), key_order=key_order, is_causal=True)
-        backend.prepare(shape).attend(AttentionLayer(1, 0.4, None, None), key, key, value)
+        layers = tuple(AttentionLayer(index, 0.4, None, None) for index in range(NUM_LAYERS))
+        geometry = KVGeometry(NUM_KV_HEADS, NUM_KV_HEADS, HEAD_DIM, layers)
+        backend = TorchAttention(cache, geometry, 16, key_order=key_order)
+        backend.prepare(shape).attend(layers[1], key, key, value)
 
     assert torch.equal(plain[0, :, 1, 0, :5], key)
     tiles = transposed[:, :, :, 0].reshape(-1, HEAD_DIM, 16)
     assert torch.equal(tiles.transpose(1, 2).reshape(plain[:, :, :, 0].shape), plain[:, :, :, 0])
     assert torch.equal(transposed[:, :, :, 1], plain[:, :, :, 1])
+
+
+def one_head() -> CacheShape:
+    """The cache of a model of one layer and one head."""
+    geometry = KVGeometry(1, 1, 4, (AttentionLayer(0, 0.4, None, None),))
+    return CacheShape(group_memories(geometry, 16)[0], torch.float32, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -101,21 +114,21 @@ def test_the_transposed_order_has_one_number_of_every_token_after_the_other() ->
 def test_short_sequences_are_computed_together_unless_they_see_all_of_a_prompt(
     query_lens: list[int], is_causal: bool, widths: dict[int, int], num_segments: int
 ) -> None:
-    cache = CacheShape(1, 1, 16, torch.float32, torch.device("cpu"))
+    cache = one_head()
     count = len(query_lens)
     starts = np.concatenate([[0], np.cumsum(query_lens)])
     shape = BatchShape(starts, np.full(count, 0 if not is_causal else 30), np.zeros((count, 9), dtype=np.int64))
-    plan = plan_window(shape, cache, None, is_causal=is_causal)
+    plan = plan_reach(shape, cache, Reach(), is_causal=is_causal)
     assert {bucket.tokens.shape[1]: bucket.tokens.shape[0] for bucket in plan.decodes} == widths
     assert len(plan.prefills) == num_segments
 
 
 def decode_plan(seq_lens: list[int], sliding_window: int | None) -> list[int]:
     """Gathered blocks per sequence of each bucket that decoding such sequences makes."""
-    cache = CacheShape(1, 1, 16, torch.float32, torch.device("cpu"))
+    cache = one_head()
     count = len(seq_lens)
     shape = BatchShape(np.arange(count + 1), np.array(seq_lens) - 1, np.zeros((count, 200), dtype=np.int64))
-    buckets = plan_window(shape, cache, sliding_window, is_causal=True).decodes
+    buckets = plan_reach(shape, cache, Reach(sliding_window), is_causal=True).decodes
     assert sum(len(bucket.tokens) for bucket in buckets) == count
     return [bucket.mask.shape[-1] // 16 for bucket in buckets]
 

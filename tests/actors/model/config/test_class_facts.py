@@ -17,7 +17,9 @@ from actors.model.config.class_facts import (
     ACTIVATIONS,
     REFUSED_ON_TRIAL,
     WITH_BATCH_DELIVERED,
+    WITH_CHUNKED_ATTENTION,
     WITH_POSITIONS_AFTER_PADDING,
+    WITH_POSITIONS_BY_CACHE,
     WITH_RECURRENT_STATE,
     WITH_REPLACED_ATTENTION,
     WITH_WINDOW_IN_MASK,
@@ -39,6 +41,11 @@ def test_tables_name_the_model_types_whose_classes_are_so() -> None:
     assert calls_it == WITH_BATCH_DELIVERED - WITH_REPLACED_ATTENTION
 
     served = set(classes) - WITHOUT_ATTENTION_INTERFACE - WITH_RECURRENT_STATE - set(REFUSED_ON_TRIAL)
+    by_cache = {n for n in served if "past_key_values.get_seq_length(self.layer_idx)" in _source(classes[n])}
+    assert by_cache - _WITH_IMAGES == WITH_POSITIONS_BY_CACHE
+    assert {n for n in served if "create_chunked_causal_mask(" in _source(classes[n])} - _WITH_IMAGES == (
+        WITH_CHUNKED_ATTENTION
+    )
     assert {
         name for name in served if _has_window_in_mask(name, classes[name])
     } - _NEVER_WINDOWED == WITH_WINDOW_IN_MASK
@@ -46,6 +53,10 @@ def test_tables_name_the_model_types_whose_classes_are_so() -> None:
 
 _NEVER_WINDOWED = {"got_ocr2", "moss_transcribe_diarize", "gemma4_unified_assistant", "gemma4_assistant"}
 """The models that are refused for their other inputs; their decoders are in other files."""
+
+
+_WITH_IMAGES = {"llama4"}
+"""The models that are refused for their images, and have the text model's class in their file."""
 
 
 def test_the_activations_are_those_of_transformers() -> None:
@@ -72,6 +83,12 @@ def _numbers_after_padding(model_class: type) -> bool:
     module = inspect.getmodule(model_class)
     assert module is not None
     return "create_position_ids_from_input_ids" in inspect.getsource(module)
+
+
+def _source(model_class: type) -> str:
+    module = inspect.getmodule(model_class)
+    assert module is not None
+    return inspect.getsource(module)
 
 
 def _calls_attention_function(model_class: type) -> bool:

@@ -31,16 +31,7 @@ SMALL_OLD: dict[str, Any] = {"vocab_size": 300, "hidden_size": 32, "n_layer": 2,
 MLA = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8}
 MOE = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "rope_parameters": None}
 WINDOW = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}
-UNEQUAL = {
-    "head_dim": 8,
-    "global_head_dim": 16,
-    "layer_types": ["sliding_attention", "full_attention"],
-    "vocab_size_per_layer_input": 300,
-    "hidden_size_per_layer_input": 8,
-}
-
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "t5": (
         {"vocab_size": 300, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 4},
@@ -51,7 +42,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "jamba": (SMALL | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}, "linear_attention"),
     "qwen3_next": (SMALL | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}, "linear_attention"),
     "deepseek_v3": (SMALL | MLA | MOE, "latent attention"),
-    "mimo_v2_flash": (SMALL | {"head_dim": 8, "v_head_dim": 4} | EXPERTS, "keys and values differ in shape"),
     "bloom": (SMALL_OLD, "AttentionInterface"),
     "falcon": (SMALL_OLD | {"alibi": True}, "ALiBi"),
     "mpt": ({"vocab_size": 300, "d_model": 32, "n_layers": 2, "n_heads": 4}, "AttentionInterface"),
@@ -59,17 +49,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "roberta": (SMALL | {"is_decoder": True}, "positions from the one after its padding token"),
     "gemma3": ({}, "more than text"),
     "gemma3_text": (SMALL | {"head_dim": 8, "use_bidirectional_attention": True}, "bidirectional"),
-    "gemma3n_text": (SMALL | {"num_kv_shared_layers": 1, "activation_sparsity_pattern": [0.0, 0.0]}, "share the keys"),
     "gpt2": (
         {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "add_cross_attention": True},
         "cross-attention",
     ),
     "diffllama": (SMALL, "attends more than once"),
-    "llama4_text": (
-        SMALL
-        | {"head_dim": 8, "num_local_experts": 2, "layer_types": ["full_attention"] * 2, "no_rope_layers": [1, 0]},
-        "attn_temperature_tuning",
-    ),
     "phimoe": (
         SMALL | {"sliding_window": 16, "num_local_experts": 2},
         "its config names a sliding window of 16 in lay",
@@ -79,7 +63,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         SMALL | WINDOW | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
         "its config names a sliding window of 16 in layers [0], but",
     ),
-    "gemma4_text": (SMALL | UNEQUAL, "its layers differ in (heads, KV heads, head_dim): [(4, 2, 8), (4, 2, 16)]"),
 }
 
 
