@@ -42,8 +42,10 @@ def _prefill_engine(attempt: AttemptRecord, number: int, end_s: float | None) ->
     if engine_id is None:
         return
     if times is None:
-        # The first token came from this engine, or from the decode engine, which had given this one up before.
+        # The first token came from this engine, or from the decode engine, which computed the prompt after the loss.
         known_end_s = end_s if attempt.first_token_s is None else attempt.first_token_s
+        if attempt.prefill_failure and attempt.decode is not None and (runs := _runs(attempt.decode, began_s)):
+            known_end_s = runs[0].began_s
         yield PhaseSpan(Phase.UNREPORTED, engine_id, number, began_s, known_end_s)
         return
     scheduled_s = began_s + times.queued_s

@@ -36,7 +36,8 @@ def find_cause(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: 
     losses = [one for one in _losses(record, spans, duration_s) if _counts(one, duration_s, record.ttft_s)]
     if losses:
         return max(losses, key=lambda one: one.seconds).text
-    return _work(record, spans, duration_s)
+    failed = next((one.failure for one in record.attempts if one.failure), "")
+    return _work(record, spans, duration_s) + (f"; on the way, {failed}" if failed else "")
 
 
 def in_words(seconds: float) -> str:

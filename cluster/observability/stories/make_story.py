@@ -84,7 +84,8 @@ def _events(record: RequestRecord, spans: tuple[PhaseSpan, ...]) -> Iterator[Sto
         for moved_s, (left, taken) in zip(attempt.moved_s, itertools.pairwise(decoders), strict=False):
             yield StoryEvent(EventKind.MOVED, moved_s, taken, number, f"moved from {left} to {taken}")
         if attempt.prefill_failure:
-            at_s = attempt.first_token_s or attempt.began_s
+            lost = [one for one in spans if one.attempt == number and one.engine_id == attempt.prefill_engine_id]
+            at_s = (lost[-1].ended_s if lost else None) or attempt.began_s
             text = f"{decoders[-1]} computed the prompt instead: {attempt.prefill_failure}"
             yield StoryEvent(EventKind.FAILED, at_s, attempt.prefill_engine_id or "", number, text)
         if attempt.ended_s is not None:

@@ -70,6 +70,14 @@ def test_a_lost_decode_engine_is_named_with_the_token_from_which_another_one_wen
     assert cause(lost, again, duration_s=6.5) == expected
 
 
+def test_a_loss_that_cost_little_beside_a_long_answer_is_named_behind_the_work() -> None:
+    lost = replace(HANDOFF, decode=None, failure="engine decode-0 is lost", ended_s=3.0)
+    again = replace(ALONE, began_s=3.0, first_token_s=3.2, decode=replace(_report(ALONE), queued_s=0.1, statuses=()))
+    text = cause(lost, again, duration_s=60.0, itl_max_s=0.3)
+    assert text.startswith("no long wait: both-0 generated 30 tokens for ")
+    assert text.endswith("; on the way, engine decode-0 is lost")
+
+
 def test_an_engine_that_was_lost_before_the_first_token_costs_its_whole_attempt() -> None:
     lost = replace(ALONE, decode=None, num_new_tokens=0, first_token_s=None, failure="lost", ended_s=2.0)
     again = replace(ALONE, began_s=2.0, first_token_s=3.5)

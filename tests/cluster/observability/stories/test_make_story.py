@@ -116,9 +116,11 @@ def test_a_decode_engine_that_computes_the_prompt_itself_shows_a_prefill() -> No
         ),
     )
     attempt = replace(HANDOFF, prefill=None, decode=alone, prefill_failure="prefill-0 is lost", first_token_s=3.1)
-    assert phases(make_story(ended(attempt, ttft_s=3.1))) == [
+    story = make_story(ended(attempt, ttft_s=3.1))
+    assert [(event.kind.value, event.at_s) for event in story.events] == [("failed", 1.1), ("first_token", 3.1)]
+    assert phases(story) == [
         ("admission", "", 0.0, 0.1),
-        ("unreported", "prefill-0", 0.1, 3.1),
+        ("unreported", "prefill-0", 0.1, 1.1),
         ("reservation", "decode-0", 0.1, 0.3),
         ("unreported", "decode-0", 0.3, 1.1),
         ("prefill", "decode-0", 1.1, 3.1),
