@@ -54,7 +54,8 @@ async def test_an_ingress_with_a_busy_event_loop_lives_on_and_its_streams_too(
         decisions = "\n".join(decision.text for decision in status.decisions)
         assert "give up" not in decisions
         assert re.search(r"ingress 0, incarnation 1 has been busy with one thing for \d s", decisions)
-        metrics = await asyncio.to_thread(_metrics, process.http_address)
+        for _ in range(2):  # The second answer counts the first one.
+            metrics = await asyncio.to_thread(_metrics, process.http_address)
         [lag_s] = re.findall(r"^raypd_event_loop_lag_seconds (\S+)$", metrics, re.MULTILINE)
         assert _BUSY_S - 1 <= float(lag_s) < 60
         _check_against_dashboard(metrics)
