@@ -188,7 +188,15 @@ def exposition(metrics: ServingMetrics, view: ClusterView, may_see: Callable[[st
 
     may_see: whether the reader may know of an adapter; other adapters have no series of their own
     """
+    return text_of(list(metrics.collect(may_see)), view)
+
+
+def text_of(served: list[Metric], view: ClusterView) -> bytes:
+    """Return all metrics of an ingress in Prometheus' text format. May be called from any thread.
+
+    served: what ServingMetrics.collect() has yielded, which belongs to the ingress's event loop
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collected([*metrics.collect(may_see), *collect_cluster(view)]))
+    registry.register(Collected([*served, *collect_cluster(view)]))
     ProcessCollector(registry=registry)
     return generate_latest(registry)

@@ -5,6 +5,7 @@ A caller who may use only some adapters must not learn the names of others: thes
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -15,7 +16,7 @@ from cluster.access.caller import current_caller
 from cluster.api.http.app import Call
 from cluster.api.http.errors import refused
 from cluster.api.http.openapi import Operation
-from cluster.observability.metrics import ServingMetrics, exposition
+from cluster.observability.metrics import ServingMetrics, text_of
 from cluster.observability.status import ClusterView
 from cluster.observability.vllm_dialect import VllmDialect
 
@@ -49,7 +50,9 @@ class MetricsHandlers:
         """Answer /metrics in Prometheus' text format."""
         del call
         caller = current_caller()
-        text = exposition(self._metrics, await self._view(), caller.may_use)
+        # The text of many engines takes tens of milliseconds, for which the tokens of all streams would have to wait.
+        served = list(self._metrics.collect(caller.may_use))
+        text = await asyncio.to_thread(text_of, served, await self._view())
         if self._dialect is not None:
             text += self._dialect.text(names_adapters=caller.adapters is None)
         return Response(text, 200, media_type=CONTENT_TYPE_LATEST)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
+import pytest
+from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 
+from cluster.api.http import metrics_handlers
 from cluster.api.http.app import Call, ServerState
 from cluster.api.http.metrics_handlers import MetricsHandlers
 from cluster.api.shared.calls_in_progress import CallsInProgress
@@ -36,6 +40,19 @@ async def test_vllms_names_are_added_where_they_are_wanted() -> None:
     assert b"vllm:" not in plain.body
     assert b'vllm:num_requests_waiting{engine="0",model_name="model"} 3.0' in bytes(both.body)
     assert b"raypd_build_info" in bytes(both.body)
+
+
+async def test_the_text_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def made(served: list[Metric], view: ClusterView) -> bytes:
+        threads.append(threading.current_thread())
+        return b""
+
+    monkeypatch.setattr(metrics_handlers, "text_of", made)
+    await handlers(has_dialect=False).metrics(call())
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
 
 
 async def test_the_cheap_path_has_vllms_names_alone() -> None:
