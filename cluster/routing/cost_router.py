@@ -15,7 +15,7 @@ adapter that an engine has probably not loaded costs that engine as much as comp
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
@@ -31,6 +31,7 @@ from cluster.routing.fleet import Fleet
 from cluster.routing.load_book import EngineWork, LoadBook, SentWork
 from cluster.routing.placements import Compared, Placement, describe, draw_placement, prefix_source
 from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.routing.prefixes.cached_prefix import CachedPrefix
 from cluster.routing.route_cost import (
     PromptCost,
     RequestFacts,
@@ -169,7 +170,7 @@ class CostRouter:
         request: EngineCoreRequest,
         fleet: Fleet[EngineT],
         facts: RequestFacts,
-        cached: Mapping[EngineKey, int],
+        cached: CachedPrefix,
         route: Route[EngineT],
     ) -> Placement[EngineT]:
         """Return a route with its cost."""
@@ -212,7 +213,7 @@ class CostRouter:
         request: EngineCoreRequest,
         fleet: Fleet[EngineT],
         facts: RequestFacts,
-        cached: Mapping[EngineKey, int],
+        cached: CachedPrefix,
         draw: int,
     ) -> Iterator[Placement[EngineT]]:
         """Yield the placements that are worth comparing, with their costs."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Mapping
+from itertools import islice
 from typing import Final, Generic
 
 import msgspec
@@ -12,10 +11,11 @@ import msgspec
 from actors.core.requests.request import EngineCoreRequest
 from cluster.routing.base import EngineT
 from cluster.routing.decision import Decision, Reason, RouteTerms, RoutingMode, Way
-from cluster.routing.engine_connection import EngineKey, EngineRole
+from cluster.routing.engine_connection import EngineRole
 from cluster.routing.fleet import EngineGroup, Fleet, Use
 from cluster.routing.load_book import EngineWork
 from cluster.routing.prefix_aware import can_serve_prefix
+from cluster.routing.prefixes.cached_prefix import CachedPrefix
 from cluster.routing.route_cost import DecodeCost, PromptCost, RequestFacts, decode_cost, fetch_s, prompt_cost, terms
 from kv_transfer.params import PrefixSource
 
@@ -52,7 +52,7 @@ class Compared(Generic[EngineT]):
     """The engines of one group that are compared for one request, and their costs, each computed once."""
 
     def __init__(
-        self, fleet: Fleet[EngineT], group: EngineGroup[EngineT], facts: RequestFacts, cached: Mapping[EngineKey, int]
+        self, fleet: Fleet[EngineT], group: EngineGroup[EngineT], facts: RequestFacts, cached: CachedPrefix
     ) -> None:
         self.group = group
         self._fleet = fleet
@@ -67,12 +67,9 @@ class Compared(Generic[EngineT]):
         group, now_s = self.group, self._facts.now_s
         self.prefill, self.decode, self.alone = group.candidates(now_s, draw)
         if self._cached:
-            held = [
-                (num_tokens, position[1])
-                for key, num_tokens in self._cached.items()
-                if (position := self._fleet.positions.get(key)) is not None and position[0] is group
-            ]
-            holders = [index for _, index in heapq.nlargest(_NUM_HOLDERS, held)]
+            found = (self._fleet.positions.get(key) for key, _ in self._cached.longest_first(is_newest_first=True))
+            of_group = (position[1] for position in found if position is not None and position[0] is group)
+            holders = list(islice(of_group, _NUM_HOLDERS))
             for use, chosen in zip(Use, (self.prefill, self.decode, self.alone), strict=True):
                 chosen.extend(index for index in holders if index not in chosen and group.is_for[use][index])
         self.alone.extend(index for index in (*self.prefill, *self.decode) if index not in self.alone)
@@ -83,7 +80,7 @@ class Compared(Generic[EngineT]):
             return known
         work, source, fetch = self.group.works[index], self._source, None
         assert work.prediction is not None, "the fleet is sure"
-        num_cached = self._cached.get(work.key, 0)
+        num_cached = self._cached.length_of(work.key)
         if source is not None and source[2] > num_cached:
             _, there, num_there = source
             fetch = num_there, fetch_s(work, there, num_there - num_cached)
@@ -96,35 +93,30 @@ class Compared(Generic[EngineT]):
             return known
         work = self.group.works[index]
         assert work.prediction is not None, "the fleet is sure"
-        num_cached = self._cached.get(work.key, 0)
+        num_cached = self._cached.length_of(work.key)
         cost = self._decodings[index] = decode_cost(self._facts, work, work.prediction, num_cached)
         return cost
 
 
 def _fetch_source(
-    fleet: Fleet[EngineT], group: EngineGroup[EngineT], cached: Mapping[EngineKey, int]
+    fleet: Fleet[EngineT], group: EngineGroup[EngineT], cached: CachedPrefix
 ) -> tuple[EngineT, EngineWork, int] | None:
     """Return the engine from which this group's engines can fetch most of the prefix, and the tokens that it has."""
-    best: tuple[EngineT, EngineWork, int] | None = None
-    for key, num_tokens in cached.items():
-        position = fleet.positions.get(key)
-        if position is None or (best is not None and num_tokens <= best[2]):
-            continue
-        there, index = position
-        if can_serve_prefix(there.engines[index].descriptor, group.engines[0].descriptor):
-            best = there.engines[index], there.works[index], num_tokens
-    return best
+    for key, num_tokens in cached.longest_first():
+        if (position := fleet.positions.get(key)) is not None:
+            there, index = position
+            if can_serve_prefix(there.engines[index].descriptor, group.engines[0].descriptor):
+                return there.engines[index], there.works[index], num_tokens
+    return None
 
 
-def prefix_source(
-    fleet: Fleet[EngineT], chosen: Placement[EngineT], cached: Mapping[EngineKey, int]
-) -> PrefixSource | None:
+def prefix_source(fleet: Fleet[EngineT], chosen: Placement[EngineT], cached: CachedPrefix) -> PrefixSource | None:
     """Return the engine that has more of the prefix than the one that computes the prompt."""
     if not cached:
         return None
     computing = (chosen.decode if chosen.prefill is None else chosen.prefill).descriptor.key
     source = _fetch_source(fleet, fleet.positions[computing][0], cached)
-    if source is None or source[2] <= cached.get(computing, 0):
+    if source is None or source[2] <= cached.length_of(computing):
         return None
     return PrefixSource(source[0].descriptor.kv_address, source[2])
 

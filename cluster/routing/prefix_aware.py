@@ -10,6 +10,7 @@ from actors.core.requests.request import EngineCoreRequest
 from cluster.routing.base import EngineT, Route, choose_pair
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from cluster.routing.pairing import find_refusal
+from cluster.routing.prefixes.cached_prefix import CachedPrefix
 from cluster.routing.prefixes.prefix_index import PrefixIndex
 from kv_transfer.params import PrefixSource
 
@@ -70,21 +71,20 @@ class PrefixAwarePair:
         computing = decode if prefill is None else prefill
         return Route(prefill, decode, self.find_source(computing, engines, cached))
 
-    def find_cached(self, request: EngineCoreRequest) -> Mapping[EngineKey, int]:
+    def find_cached(self, request: EngineCoreRequest) -> CachedPrefix:
         """Return how many of the request's first tokens each engine probably has cached; without those that have none.
 
         The tokens are at most MAX_TOKENS, and whole blocks.
         """
         token_ids = _first_token_ids(request)
         num_all, num_hashed = len(token_ids) // self._hasher.block_size, self._index.stride
-        found: dict[EngineKey, int] = {}
         while True:
             found = self._index.find(self._hash_beginning(request, token_ids, num_hashed))
             # An engine that has any block has those before it: where the longest prefix ends, hash no more.
-            if num_hashed >= num_all or max(found.values(), default=0) + self._index.stride <= num_hashed:
+            if num_hashed >= num_all or found.longest + self._index.stride <= num_hashed:
                 break
             num_hashed *= _GROWTH
-        return {key: num_blocks * self._hasher.block_size for key, num_blocks in found.items()}
+        return found.times(self._hasher.block_size)
 
     def count_lookup(self, cached: Mapping[EngineKey, int]) -> None:
         """Count the look-up of one request's prefix. cached: what find_cached() has returned"""

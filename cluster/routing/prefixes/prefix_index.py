@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from actors.core.requests.block_hash import BlockHash
 from cluster.routing.engine_connection import EngineKey
+from cluster.routing.prefixes.cached_prefix import CachedPrefix
 from cluster.routing.prefixes.holder_sets import HolderSet, HolderSets
 
 BlockKeys: TypeAlias = npt.NDArray[np.uint64]
@@ -211,12 +212,10 @@ class PrefixIndex:
             self._names[slot.bit_length()] = engine
             self._live |= slot
 
-    def find(self, block_hashes: Sequence[BlockHash]) -> dict[EngineKey, int]:
+    def find(self, block_hashes: Sequence[BlockHash]) -> CachedPrefix:
         """Return how many of these blocks, from the first one on, each engine has, without engines that have none."""
-        found: dict[EngineKey, int] = {}
-        for num_blocks, slots in self._find(block_hashes):
-            found.update(dict.fromkeys([self._names[position] for position in _positions(slots)], num_blocks))
-        return found
+        levels = [(num_blocks, slots) for num_blocks, slots in self._find(block_hashes) if slots]
+        return CachedPrefix(levels, self._slots, self._names)
 
     def _find(self, block_hashes: Sequence[BlockHash]) -> Iterator[tuple[int, int]]:
         """Yield numbers of blocks, and the bits of the engines that have so many and no more."""
@@ -357,10 +356,3 @@ class PrefixIndex:
 
 def _keys_of(block_hashes: Sequence[BlockHash]) -> BlockKeys:
     return np.frombuffer(b"".join(block_hashes), "<u8")[::2] & _KEY_MASK
-
-
-def _positions(bits: int) -> list[int]:
-    """Return the positions of the bits that are set; the lowest bit has position 1."""
-    as_bytes = np.frombuffer(bits.to_bytes(bits.bit_length() // 8 + 1, "little"), np.uint8)
-    positions: list[int] = (np.flatnonzero(np.unpackbits(as_bytes, bitorder="little")) + 1).tolist()
-    return positions
