@@ -50,8 +50,8 @@ def test_what_is_written_is_read_again(context: TraceContext) -> None:
     assert parse_traceparent(context.to_header()) == context
 
 
-@given(st.text() | st.binary())
-def test_no_header_raises(value: str | bytes) -> None:
+@given(st.binary(max_size=80))
+def test_no_header_raises(value: bytes) -> None:
     parse_traceparent(value)
 
 

@@ -9,7 +9,7 @@ import json
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.observability.stories.make_story import make_story
@@ -225,6 +225,7 @@ _ATTEMPTS = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(st.lists(_ATTEMPTS, max_size=3), st.none() | _TIMES, _TIMES)
 def test_whatever_engines_report_no_phase_is_empty_or_outside_of_its_request(
     attempts: list[AttemptRecord], duration_s: float | None, now_s: float
