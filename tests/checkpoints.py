@@ -241,6 +241,54 @@ _FURTHER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 FURTHER_FAMILIES: tuple[str, ...] = tuple(_FURTHER_CONFIGS)
 """The families of which `make test` serves samples, and `make test-more` all."""
 
+_LATENT: dict[str, Any] = _LLAMA_LIKE | {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 16,
+}
+"""Latent attention whose sizes all differ, so that a mistaken one shows."""
+_LATENT_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 2,
+    "topk_group": 1,
+}
+_LATENT_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("deepseek_v2", _LATENT | _LATENT_EXPERTS | {"topk_method": "group_limited_greedy"}),
+    # As DeepSeek-V2-Lite: queries are not compressed. Values are longer than keys.
+    "deepseek_v2_lite": (
+        "deepseek_v2",
+        _LATENT | _LATENT_EXPERTS | {"q_lora_rank": None, "n_group": None, "topk_group": None, "v_head_dim": 28},
+    ),
+    "deepseek_v3": ("deepseek_v3", _LATENT | _LATENT_EXPERTS | {"first_k_dense_replace": 1}),
+    # As Kimi K2: one group of experts.
+    "kimi_k2": ("deepseek_v3", _LATENT | _LATENT_EXPERTS | {"first_k_dense_replace": 1, "n_group": 1}),
+    "glm4_moe_lite": ("glm4_moe_lite", _LATENT | _LATENT_EXPERTS | {"n_group": 1}),
+    "longcat_flash": (
+        "longcat_flash",
+        {field: value for field, value in _LATENT.items() if field not in ("num_hidden_layers", "intermediate_size")}
+        | {
+            "num_layers": 2,
+            "head_dim": 8,
+            "ffn_hidden_size": 64,
+            "expert_ffn_hidden_size": 32,
+            "n_routed_experts": 4,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+        },
+    ),
+    "minicpm3": ("minicpm3", _LATENT),
+    "youtu": ("youtu", _LATENT),
+}
+
+LATENT_FAMILIES: tuple[str, ...] = tuple(_LATENT_CONFIGS)
+"""The families with latent attention. `make test` serves most of them once, `make slow` all in every combination."""
+
 _BERT_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -264,7 +312,7 @@ def make_checkpoint(
     auto_class: transformers' class for another kind of model
     config_overrides are fields of the family's transformers config, such as num_hidden_layers or sliding_window.
     """
-    model_type, settings = (_FAMILY_CONFIGS | _FURTHER_CONFIGS | _ENCODER_CONFIGS)[family]
+    model_type, settings = (_FAMILY_CONFIGS | _FURTHER_CONFIGS | _LATENT_CONFIGS | _ENCODER_CONFIGS)[family]
     config = CONFIG_MAPPING[model_type](**(settings | config_overrides))
     return write_checkpoint(config, directory, seed=seed, auto_class=auto_class)
 

@@ -19,7 +19,7 @@ from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.attention.choice import KINDS
 from actors.model.attention.probe import KVGeometry
 from actors.model.cache.kv_groups import LayerGroup, LayerPlane
-from actors.model.config.config_rules import count_layer_heads, count_layers, read_config
+from actors.model.config.config_rules import count_layer_heads, count_layers, has_latents, read_config
 from actors.model.errors import ModelError
 from actors.model.loader import choose_device
 from kv_transfer.layout import KeyOrder
@@ -68,6 +68,8 @@ def _needs(config: EngineConfig) -> AttentionNeeds:
 def _shape(text: PretrainedConfig, layer: int) -> tuple[int, int, int, int]:
     """Return a layer's heads, KV heads, and the widths of K and V."""
     num_heads, num_kv_heads = count_layer_heads(text, layer)
+    if has_latents(text):
+        return num_heads, num_kv_heads, int(text.kv_lora_rank) + int(text.qk_rope_head_dim), 0
     own = text.per_layer_config[layer] if getattr(text, "is_heterogeneous", False) else text
     key_size = getattr(own, "head_dim", None) or own.hidden_size // num_heads
     value_size = own.v_head_dim if text.model_type == "mimo_v2_flash" else key_size

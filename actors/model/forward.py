@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from actors.model.attention.batch_attention import BATCH_ARGUMENT, BatchAttention
 from actors.model.attention_modules.batch_delivery import delivery_for
+from actors.model.attention_modules.latent import keep_latents
 from actors.model.attention_modules.request_positions import RequestPositions
 from actors.model.config.class_facts import WITH_POSITIONS_BY_CACHE
 from actors.model.config.model_kind import ModelKind
@@ -38,6 +39,7 @@ class FlatForward:
         self._delivery = delivery_for(model)
         config = model.config.get_text_config(decoder=True)
         self._counts_by_cache = config.model_type in WITH_POSITIONS_BY_CACHE
+        keep_latents(model)
         self._keeps_logits = self.generates and "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(

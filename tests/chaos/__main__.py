@@ -33,7 +33,8 @@ def run(
     only: Annotated[list[FaultKind] | None, typer.Option(help="Kinds of faults; default: all.")] = None,
     prefill: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_PREFILL", help="Prefill engines.")] = 2,
     decode: Annotated[int, typer.Option(envvar="RAYPD_CHAOS_DECODE", help="Decode engines.")] = 2,
-    demo_model: Annotated[bool, typer.Option(help="Instead of the tests' small Llama.")] = False,
+    family: Annotated[str, typer.Option(help="Family of the tests' small checkpoint, such as deepseek_v3.")] = "llama",
+    demo_model: Annotated[bool, typer.Option(help="Instead of a small checkpoint.")] = False,
     report_file: Annotated[Path, typer.Option(help="File for the report, as JSON.")] = Path("build/chaos.json"),
 ) -> None:
     """Serve under load and under fire; exit 0 if nothing was lost, changed, hung or left behind."""
@@ -45,7 +46,7 @@ def run(
     fleet = Fleet(prefill, decode)
     chaos = Chaos(seed, requests, faults, rate, delay, fleet, kinds=kinds & frozenset(only or FaultKind))
     with tempfile.TemporaryDirectory(prefix="raypd-chaos-") as directory:
-        model_directory = DEMO_MODEL if demo_model else make_checkpoint("llama", Path(directory) / "llama")
+        model_directory = DEMO_MODEL if demo_model else make_checkpoint(family, Path(directory) / family)
         asked = learn_answers(draw_questions(seed, questions), model_directory)
         with chaos_cluster(model_directory, Path(directory), fleet) as cluster:
             report = asyncio.run(run_chaos(chaos, asked, cluster, console.print))

@@ -16,6 +16,7 @@ from actors.model.attention.probe import KVGeometry
 from actors.model.attention.triton_backend import TritonKind
 from kv_transfer.layout import KeyOrder
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
+from tests.checkpoints import LATENT_FAMILIES
 from tests.reference import greedy_tokens, random_prompt
 
 pytestmark = pytest.mark.gpu
@@ -54,6 +55,19 @@ def test_tokens_equal_generate(family: str, is_eager: bool, checkpoint: Checkpoi
     config = ModelConfig(model=str(directory), enforce_eager=is_eager, cuda_graph_sizes=(2, 6))
     runner.capture_graphs(config, 16, print)
     assert (runner._graphs is None) == is_eager, "the log says why nothing was captured"
+    stepper = Stepper(runner)
+    for length in (1, 7, 16, 33, 40):
+        stepper.add(str(length), Sequence(random_prompt(length)))
+    for name, tokens in stepper.run(num_output_tokens=12, chunk=17).items():
+        assert tokens == greedy_tokens(directory, tuple(random_prompt(int(name))), 12)
+
+
+@pytest.mark.parametrize("family", LATENT_FAMILIES)
+def test_latent_attention_runs_on_the_torch_backend(family: str, checkpoint: CheckpointOf) -> None:
+    directory = checkpoint(family)
+    runner = make_runner(directory, attention_backend="auto", device="cuda")
+    assert runner.attention_backend == "torch"
+    assert "it has latent attention (MLA), which only the torch backend serves" in runner.attention_reason
     stepper = Stepper(runner)
     for length in (1, 7, 16, 33, 40):
         stepper.add(str(length), Sequence(random_prompt(length)))

@@ -10,7 +10,7 @@ import pytest
 
 from actors.core.requests.request import RequestStatus
 from actors.core.requests.sampling_params import SamplingParams
-from tests.checkpoints import FAMILIES, FURTHER_FAMILIES
+from tests.checkpoints import FAMILIES, FURTHER_FAMILIES, LATENT_FAMILIES
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 
@@ -24,14 +24,23 @@ _CheckpointOf = Callable[[str], Path]
 _COMBINATIONS = [*itertools.product((8, 16, 32), (1, 2, 7), (False,)), (16, 1, True), (8, 7, True)]
 """Block size, number of chunks of the longest prompt, overlap."""
 _EACH_ONCE = [(32, 2, False), (16, 1, False), (8, 7, True)]
-_SETTINGS = [
-    pytest.param(family, *chosen, marks=[] if family == "llama" or chosen in _EACH_ONCE else pytest.mark.slow)
-    for family, chosen in itertools.product(FAMILIES, _COMBINATIONS)
-] + [
-    pytest.param(family, *chosen, marks=pytest.mark.more)
-    for family, chosen in itertools.product(FURTHER_FAMILIES, _EACH_ONCE)
+_SETTINGS = (
+    [
+        pytest.param(family, *chosen, marks=[] if family == "llama" or chosen in _EACH_ONCE else pytest.mark.slow)
+        for family, chosen in itertools.product(FAMILIES, _COMBINATIONS)
+    ]
+    + [
+        pytest.param(family, *chosen, marks=pytest.mark.more)
+        for family, chosen in itertools.product(FURTHER_FAMILIES, _EACH_ONCE)
+    ]
+    + [
+        pytest.param(family, *chosen, marks=pytest.mark.slow)
+        for family, chosen in itertools.product(LATENT_FAMILIES, _COMBINATIONS)
+    ]
+)
+_FURTHER = [pytest.param(family, marks=pytest.mark.more) for family in FURTHER_FAMILIES] + [
+    pytest.param(family, marks=pytest.mark.slow) for family in LATENT_FAMILIES
 ]
-_FURTHER = [pytest.param(family, marks=pytest.mark.more) for family in FURTHER_FAMILIES]
 """Blocks and chunks work alike in all families: one has all combinations, and every one meets each of them once."""
 
 
@@ -95,7 +104,11 @@ def test_a_shared_prefix_is_computed_and_moved_once(family: str, checkpoint: _Ch
         pytest.param(family, overlap, marks=[] if family == "llama" or overlap else pytest.mark.slow)
         for family, overlap in itertools.product(FAMILIES, (False, True))
     ]
-    + [pytest.param(family, True, marks=pytest.mark.more) for family in FURTHER_FAMILIES],
+    + [pytest.param(family, True, marks=pytest.mark.more) for family in FURTHER_FAMILIES]
+    + [
+        pytest.param(family, True, marks=pytest.mark.more if family == "deepseek_v3" else pytest.mark.slow)
+        for family in LATENT_FAMILIES
+    ],
 )
 def test_preempted_requests_give_the_same_tokens(family: str, overlap: bool, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint(family)

@@ -14,7 +14,7 @@ from tests.models.trial import ABILITIES, Outcome, try_model_type
 
 pytestmark = pytest.mark.usefixtures("shared_models")
 
-SAMPLE = ("gpt_oss", "falcon", "mamba", "deepseek_v3", "bart", "roberta")
+SAMPLE = ("gpt_oss", "falcon", "mamba", "deepseek_v32", "bart", "roberta")
 
 
 @pytest.mark.parametrize("model_type", SAMPLE)

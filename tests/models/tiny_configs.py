@@ -47,6 +47,7 @@ _SHARED_KV: Final[dict[str, Any]] = {
     "num_kv_shared_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+_LATENT: Final[dict[str, Any]] = {"num_key_value_heads": _HEADS}
 _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "cohere_compass_text": {
         "rope_parameters": {
@@ -58,14 +59,20 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "gemma3n_text": _SHARED_KV,
     "gemma4": {"text_config": _SHARED_KV},
     "gemma4_text": _SHARED_KV,
+    "deepseek_v2": _LATENT | {"num_experts_per_tok": 2},
+    "deepseek_v3": _LATENT,
+    "glm4_moe_lite": _LATENT,
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": {"head_dim": _HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": _HEAD_DIM},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "longcat_flash": _LATENT | {"head_dim": 8, "num_layers": 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 32},
+    "minicpm3": _LATENT,
     "ministral": {"head_dim": _HEAD_DIM},
     "nemotron": {"num_key_value_heads": _KV_HEADS},
     "mamba2": {"num_heads": 8},
+    "youtu": _LATENT,
     "zamba2": {"num_hidden_layers": 54},
     "zaya": {"num_experts_per_tok": 1},
     "dbrx": {

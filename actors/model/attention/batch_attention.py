@@ -7,14 +7,15 @@ function. So there is no global state, and no model's code is copied.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
+from actors.model.attention.latent_heads import LatentHeads
 from actors.model.errors import UnsupportedModel
 
 ATTENTION_NAME = "raypd"
@@ -117,6 +118,19 @@ class BatchAttention(Protocol):
         """
 
 
+@runtime_checkable
+class LatentAttention(Protocol):
+    """A step's batch that expands latents where this takes fewer operations. Any other batch attends absorbed."""
+
+    def attend_latent(self, layer: AttentionLayer, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
+        """Store this step's latents, then attend over each request's own tokens.
+
+        query:  [num_heads, num_tokens, key_size + rotary size]
+        latent: [1, num_tokens, rank + rotary size], each token's latent and rotary key
+        Returns [num_tokens, num_heads, value_size].
+        """
+
+
 def register_attention() -> None:
     """Register attention_forward with transformers under ATTENTION_NAME.
 
@@ -141,7 +155,8 @@ def attention_forward(
 ) -> tuple[Tensor, None]:
     """Attend with the step's batch; transformers' attention modules call this function.
 
-    query, key, value: as BatchAttention.attend() takes them, with a first dimension of 1
+    query, key, value: as BatchAttention.attend() takes them, with a first dimension of 1. A value without numbers,
+        [1, 1, num_tokens, 0], stands for latent attention; keys are latents then
     s_aux: [num_heads], the score of each head's sink, by the name that transformers gives it
     kwargs: BATCH_ARGUMENT names the step's BatchAttention
     Returns [1, num_tokens, num_heads, value_size], and None in place of the attention weights.
@@ -158,6 +173,8 @@ def attention_forward(
         has_sinks=s_aux is not None,
         chunk_size=_chunk_size(module),
     )
+    if not value.shape[-1]:
+        return _attend_latent(batch, layer, query[0], key[0], LatentHeads.of(module))[None], None
     return batch.attend(layer, query[0], key[0], value[0], s_aux)[None], None
 
 
@@ -169,6 +186,16 @@ def _chunk_size(module: torch.nn.Module) -> int | None:
     if chunk_size is None or not kinds or kinds[module.layer_idx] != "chunked_attention":
         return None
     return chunk_size
+
+
+def _attend_latent(
+    batch: BatchAttention, layer: AttentionLayer, query: Tensor, latent: Tensor, heads: LatentHeads
+) -> Tensor:
+    """Attend as LatentAttention.attend_latent() does, with any batch."""
+    layer = replace(layer, value_size=heads.rank)
+    if isinstance(batch, LatentAttention):
+        return batch.attend_latent(layer, query, latent, heads)
+    return heads.project(batch.attend(layer, heads.absorb(query), latent, latent[..., : heads.rank]))
 
 
 def _refuse_what_is_not_plain_attention(

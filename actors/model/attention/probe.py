@@ -75,6 +75,8 @@ class KVGeometry:
     @property
     def irregularity(self) -> str | None:
         """The reason why backends that need a plane for each layer in one tensor do not serve the model, or None."""
+        if self.value_size == 0:
+            return "it has latent attention (MLA)"
         if self.further_groups:
             return f"its layers form {len(self.groups)} groups with KV of different shapes"
         if self.value_size not in (None, self.head_dim):

@@ -29,6 +29,7 @@ from actors.model.attention.batch_plan import (
     token_slots,
 )
 from actors.model.attention.cascade import attend_with_shared_prefix
+from actors.model.attention.latent_heads import LatentHeads, attend_sequence
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.sinks import softmax_with_sinks
 from actors.model.cache.group_memory import GroupMemory, group_memories, rows_of
@@ -159,7 +160,10 @@ class TorchAttention:
 
 
 class TorchBatch:
-    """One step's batch: writes each layer's keys and values, then attends. Implements BatchAttention."""
+    """One step's batch: writes each layer's keys and values, then attends.
+
+    Implements BatchAttention and LatentAttention.
+    """
 
     def __init__(self, backend: TorchAttention, shape: BatchShape) -> None:
         self._backend = backend
@@ -187,10 +191,29 @@ class TorchBatch:
         num_heads, num_tokens, _ = query.shape
         output = query.new_empty(num_tokens, num_heads, value.shape[-1])
         for bucket in plan.decodes:
-            output.index_copy_(0, bucket.tokens.view(-1), self._decode(layer, bucket, query, sinks))
+            tokens = bucket.tokens.view(-1)
+            output.index_copy_(0, tokens, self._decode(layer, bucket, query.index_select(1, tokens), sinks))
         for segment in plan.prefills:
             attended = self._prefill(layer, segment, (query, key, value), sinks)
             output[segment.start : segment.stop] = attended.transpose(0, 1)
+        return output
+
+    def attend_latent(self, layer: AttentionLayer, query: Tensor, latent: Tensor, heads: LatentHeads) -> Tensor:
+        """See LatentAttention. Sequences that compute few tokens attend absorbed, the others in the cheaper way."""
+        place = self._backend.planes[layer.index]
+        self._write(place, latent, latent[..., : heads.rank])
+        plan = self._plans[place.group, layer.reach]
+        output = query.new_empty(query.shape[1], heads.num_heads, heads.value_size)
+        for bucket in plan.decodes:
+            tokens = bucket.tokens.view(-1)
+            attended = self._decode(layer, bucket, heads.absorb(query.index_select(1, tokens)), None)
+            output.index_copy_(0, tokens, heads.project(attended))
+        for segment in plan.prefills:
+            own = slice(segment.start, segment.stop)
+            latents = latent[0, own]
+            if segment.tiles is not None:
+                latents = self._backend.gather(segment.tiles, layer, 1)[0][0, 0]
+            output[own] = attend_sequence(query[:, own], latents, segment.mask, heads, layer.scaling)
         return output
 
     def _write(self, place: LayerPlane, key: Tensor, value: Tensor) -> None:
@@ -203,12 +226,15 @@ class TorchBatch:
             group.value_rows[group.values_from(place.plane, memory.value_unit) :].index_copy_(0, rows.values, values)
 
     def _decode(self, layer: AttentionLayer, bucket: DecodeBucket, query: Tensor, sinks: Tensor | None) -> Tensor:
-        """Return the attention of a bucket's tokens, [n * num_queries, num_heads, value_size]."""
+        """Return the attention of a bucket's tokens, [n * num_queries, num_heads, value_size].
+
+        query: of these tokens, [num_heads, n * num_queries, key_size]
+        """
         num_sequences, num_queries = bucket.tokens.shape
         keys, values = self._backend.gather(bucket.tiles, layer, num_sequences)
         num_heads, num_kv_heads = query.shape[0], keys.shape[1]
         group = num_heads // num_kv_heads
-        queries = query.index_select(1, bucket.tokens.view(-1)).view(num_heads, num_sequences, num_queries, -1)
+        queries = query.view(num_heads, num_sequences, num_queries, -1)
         folded = queries.transpose(0, 1).reshape(num_sequences, num_kv_heads, group * num_queries, -1)
         if sinks is not None:
             sinks = sinks.view(num_kv_heads, group, 1).expand(-1, -1, num_queries).reshape(num_kv_heads, -1, 1)

@@ -148,7 +148,9 @@ def record_run(forward: FlatForward, tokens: Tensor) -> ModelRun:
 
 def decoder_layers(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
     """Return the decoder's layers with their names, in order. Raises SelfCheckFailed if they are not in one list."""
-    num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
+    text = model.config.get_text_config(decoder=True)
+    # LongCat-Flash counts a layer's two attentions in num_hidden_layers.
+    num_layers = text.num_layers if text.model_type == "longcat_flash" else text.num_hidden_layers
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return [(f"{name}.{index}", layer) for index, layer in enumerate(module)]

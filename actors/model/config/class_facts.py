@@ -38,6 +38,12 @@ WITH_BATCH_DELIVERED: Final = _words("falcon nemotron stablelm")
 WITH_REPLACED_ATTENTION: Final = _words("falcon")
 """The ones among them whose attention does not run through transformers' AttentionInterface: raypd has its own."""
 
+WITH_LATENT_ATTENTION: Final = _words("deepseek_v2 deepseek_v3 glm4_moe_lite longcat_flash minicpm3 youtu")
+"""The causal language models with latent attention (MLA) that are served.
+
+Their attention modules make keys and values of latents in a method, expand_kv(), and attend to all tokens so far.
+"""
+
 WITH_WINDOW_IN_MASK: Final = _words("moshi phimoe qwen2_moe")
 """Causal language models that apply their sliding window in a mask only, and do not pass the window to attention."""
 

@@ -23,6 +23,7 @@ from actors.model.config.class_facts import (
     REFUSED_ON_TRIAL,
     WITH_BATCH_DELIVERED,
     WITH_CHUNKED_ATTENTION,
+    WITH_LATENT_ATTENTION,
     WITH_POSITIONS_AFTER_PADDING,
     WITH_RECURRENT_STATE,
     WITH_WINDOW_IN_MASK,
@@ -137,8 +138,15 @@ def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:
             rank_kv_heads(num_kv_heads, tp_size, 0)
         except ValueError as error:
             return f"its {error}"
-    if type(config).__module__.startswith("transformers.") and not _has_plan(config):
+    if not type(config).__module__.startswith("transformers."):
+        return None
+    if not _has_plan(config):
         return f"transformers has no tensor-parallel plan for it: tensor_parallel_size is {tp_size}, and 1 is possible"
+    if has_latents(text) and not _plan_splits_attention(config):
+        return (
+            "transformers' tensor-parallel plan does not split its latent attention: "
+            f"tensor_parallel_size is {tp_size}, and 1 is possible"
+        )
     return None
 
 
@@ -159,13 +167,27 @@ def count_layer_heads(text: PretrainedConfig, layer: int) -> tuple[int, int]:
 
 
 def count_heads(text: PretrainedConfig) -> tuple[int, int]:
-    """Return the number of attention heads of a layer, and the number of its KV heads, for a model of like layers."""
+    """Return the number of attention heads of a layer, and the number of its KV heads, for a model of like layers.
+
+    With latent attention, the latent and the rotary key of a token are one KV head.
+    """
     num_heads = int(text.num_attention_heads)
+    if has_latents(text):
+        return num_heads, 1
     if text.model_type == "falcon":
         if text.new_decoder_architecture:
             return num_heads, int(text.num_kv_heads)
         return num_heads, 1 if text.multi_query else num_heads
     return num_heads, int(getattr(text, "num_key_value_heads", None) or num_heads)
+
+
+def has_latents(text: PretrainedConfig) -> bool:
+    """Whether the model has latent attention (MLA), served or not."""
+    try:
+        return getattr(text, "kv_lora_rank", None) is not None
+    except RuntimeError:
+        # transformers raises if each layer has its own kv_lora_rank.
+        return True
 
 
 def quantization_method(config: PretrainedConfig) -> str | None:
@@ -202,8 +224,10 @@ def _reasons(config: PretrainedConfig) -> Iterator[str | None]:
 
 
 def _reason_in_text(text: PretrainedConfig) -> str | None:
-    if _has_latent_attention(text):
-        return "it uses latent attention (MLA), whose cache is not keys and values per head"
+    if has_latents(text) and text.model_type not in WITH_LATENT_ATTENTION:
+        if getattr(text, "index_topk", None):
+            return "its latent attention (MLA) chooses by an indexer which tokens it reads (sparse attention)"
+        return f"its latent attention (MLA) is of a kind that is not served ({text.model_type})"
     if getattr(text, "alibi", False):
         return "it uses ALiBi position biases"
     num_shared = getattr(text, "num_kv_shared_layers", 0) or 0
@@ -274,17 +298,15 @@ def _reason_in_quantization(config: PretrainedConfig) -> str | None:
     )
 
 
-def _has_latent_attention(text: PretrainedConfig) -> bool:
-    try:
-        return getattr(text, "kv_lora_rank", None) is not None
-    except RuntimeError:
-        # transformers raises if each layer has its own kv_lora_rank.
-        return True
-
-
 def _has_plan(config: PretrainedConfig) -> bool:
     text = config.get_text_config(decoder=True)
     return bool(getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None))
+
+
+def _plan_splits_attention(config: PretrainedConfig) -> bool:
+    text = config.get_text_config(decoder=True)
+    plan = getattr(config, "base_model_tp_plan", None) or getattr(text, "base_model_tp_plan", None) or {}
+    return any(name.endswith(".o_proj") for name in plan)
 
 
 def _is_bitsandbytes(settings: dict[str, Any]) -> bool:

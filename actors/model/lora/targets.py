@@ -9,6 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from actors.model.attention_modules.latent import is_absorbed
 from actors.model.linears.packed_linear import PackedLinear
 from actors.model.tensor_parallel.part import SplitLinear
 from actors.model.tensor_parallel.plan import Split
@@ -30,13 +31,15 @@ def find_targets(model: PreTrainedModel, split: Mapping[str, SplitLinear]) -> di
     """Return every linear layer of the decoder's stack by the name that PEFT gives it.
 
     Left out are the output layer, which computes only a few of a step's tokens, layers whose outputs are gathered from
-    all ranks, and layers that hold the weights of several experts in one tensor.
+    all ranks, layers that hold the weights of several experts in one tensor, and those that latent attention absorbs.
     """
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # left untyped
     stack = set(decoder.modules())
     targets: dict[str, LoraTarget] = {}
     for name, layer in model.named_modules():
         if layer not in stack or not isinstance(layer, nn.Linear | PackedLinear | Conv1D | RowParallelLinear):
+            continue
+        if is_absorbed(model, name):
             continue
         if (part := split.get(name)) is None:
             num_in, num_out = _features(layer)

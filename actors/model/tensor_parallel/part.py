@@ -8,6 +8,7 @@ have the same bits on every rank, and every rank samples the same tokens.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.model.attention.batch_attention import ATTENTION_NAME
-from actors.model.config.config_rules import architecture_name
+from actors.model.config.config_rules import architecture_name, has_latents
 from actors.model.config.model_kind import kind_of
 from actors.model.errors import CheckpointError, UnsupportedModel
 from actors.model.tensor_parallel.group import TensorParallelGroup
@@ -86,7 +87,8 @@ def build_shard(
     for name, shard in shards.items():
         _replace_layer(model, name, shard, group)
     for name, module in model.named_modules():
-        if hasattr(module, "num_key_value_groups"):
+        # Latent attention expands keys and values for each query head, so its groups have one.
+        if hasattr(module, "num_key_value_groups") and not has_latents(config.get_text_config(decoder=True)):
             heads = shard_heads(config, group.size, layer_of(name))
             setattr(module, "num_key_value_groups", heads.num_heads // heads.num_kv_heads)  # noqa: B010  # untyped
     _fill(model, shapes | saved_buffers, shards, weights)
@@ -106,17 +108,18 @@ def _split_linears(model: nn.Module, shards: Mapping[str, LayerShard]) -> dict[s
 def compute_buffers(model: PreTrainedModel, config: PretrainedConfig) -> None:
     """Give memory and values to buffers that no checkpoint holds: rotary frequencies, embedding scales.
 
-    transformers' own initialisation computes them; a NaN that is left shows a buffer that it does not set.
+    transformers' own initialisation computes them. A number of _unset() that is left shows a buffer that it does not
+    set.
     Raises UnsupportedModel, naming such buffers.
     """
     for name, module in model.named_modules():
         buffers = {key: buffer for key, buffer in module._buffers.items() if buffer is not None}
         for key, buffer in buffers.items():
-            module._buffers[key] = torch.full_like(buffer, float("nan"), device="cpu")
+            module._buffers[key] = torch.full_like(buffer, _unset(buffer.dtype), device="cpu")
         if not buffers:
             continue
         _owner(model, name)._init_weights(module)  # type: ignore[no-untyped-call]  # left untyped
-        if unset := [key for key in buffers if torch.isnan(getattr(module, key)).any()]:
+        if unset := [key for key in buffers if _is_unset(getattr(module, key))]:
             raise UnsupportedModel(
                 architecture_name(config), f"{name} has values of its own that no checkpoint holds: {', '.join(unset)}"
             )
@@ -133,11 +136,24 @@ def _owner(model: PreTrainedModel, name: str) -> PreTrainedModel:
     return owner
 
 
+def _unset(dtype: torch.dtype) -> float:
+    """Return a number that no buffer has: NaN, or the least integer."""
+    return float("nan") if dtype.is_floating_point or dtype is torch.bool else torch.iinfo(dtype).min
+
+
+def _is_unset(buffer: Tensor) -> bool:
+    number = _unset(buffer.dtype)
+    return bool((torch.isnan(buffer) if math.isnan(number) else buffer == number).any())
+
+
 def _replace_layer(model: nn.Module, name: str, shard: LayerShard, group: TensorParallelGroup) -> None:
     layer = model.get_submodule(name)
     if shard.split is Split.EXPERTS:
         setattr(layer, "intermediate_dim", shard.num_rows)  # noqa: B010  # untyped
         layer.register_forward_hook(lambda module, inputs, output: group.all_reduce(output))
+        return
+    if shard.split is Split.SHARES:
+        layer.register_forward_hook(lambda module, inputs, output: output / shard.num_rows)
         return
     if shard.split is Split.HEADS:
         return

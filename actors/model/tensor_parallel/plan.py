@@ -34,6 +34,8 @@ class Split(enum.Enum):
     """Each rank computes some outputs; all ranks get all of them."""
     EXPERTS = enum.auto()
     """Each rank computes a part of every expert of a mixture; the outputs are summed over the ranks."""
+    SHARES = enum.auto()
+    """Experts that return their inputs: each rank returns an equal share, since the ranks' outputs are summed."""
     HEADS = enum.auto()
     """Each rank holds the numbers of its query heads that an attention module has beside its layers: sinks."""
 
@@ -43,9 +45,11 @@ _SPLITS: dict[str, Split | None] = {
     "rowwise": Split.INPUTS,
     "colwise_gather_output": Split.GATHERED_OUTPUTS,
     "moe_tp_experts": Split.EXPERTS,
+    "moe_identity_expert": Split.SHARES,
     "local_params": Split.HEADS,
-    # The norms within a head. This plan only concerns gradients.
+    # The norms within a head, and the latents that all heads read. These plans only concern gradients.
     "replicated_with_grad_allreduce": None,
+    "mla_kv_a_proj": None,
     # Every rank keeps all embeddings, because a lookup costs nothing.
     "embedding_rowwise": None,
 }
@@ -56,8 +60,9 @@ class LayerShard:
     """A rank's part of one layer.
 
     rows: this rank's outputs, or its inputs if inputs are split; for experts, its intermediate features; for sinks, its
-        query heads
-    num_rows: the padded number of rows, equal on all ranks; rows is shorter on the last ranks if the split is uneven
+        query heads; for shares, its own number
+    num_rows: the padded number of rows, equal on all ranks; rows is shorter on the last ranks if the split is uneven;
+        for shares, the number of ranks
     """
 
     split: Split
@@ -117,6 +122,8 @@ def plan_shards(model: PreTrainedModel, config: PretrainedConfig, rank: int, siz
             if not list(module.parameters(recurse=False)):
                 continue  # The plan names all attention modules, and MiMo has sinks in some of them.
             shards[name] = _shard_sinks(name, module, config, styles, (rank, size))
+        elif split is Split.SHARES:
+            shards[name] = LayerShard(split, range(rank, rank + 1), size)
         elif split is not None and isinstance(module, nn.Linear):
             shards[name] = _shard_layer(name, module, split, config, (rank, size))
         elif split is not None or style not in _SPLITS:

@@ -18,6 +18,7 @@ from actors.model.config.class_facts import (
     REFUSED_ON_TRIAL,
     WITH_BATCH_DELIVERED,
     WITH_CHUNKED_ATTENTION,
+    WITH_LATENT_ATTENTION,
     WITH_POSITIONS_AFTER_PADDING,
     WITH_POSITIONS_BY_CACHE,
     WITH_RECURRENT_STATE,
@@ -39,6 +40,9 @@ def test_tables_name_the_model_types_whose_classes_are_so() -> None:
 
     calls_it = {name for name in WITH_BATCH_DELIVERED if _calls_attention_function(classes[name])}
     assert calls_it == WITH_BATCH_DELIVERED - WITH_REPLACED_ATTENTION
+
+    expands = {name for name, model_class in classes.items() if _makes_keys_of_latents(model_class)}
+    assert expands >= WITH_LATENT_ATTENTION
 
     served = set(classes) - WITHOUT_ATTENTION_INTERFACE - WITH_RECURRENT_STATE - set(REFUSED_ON_TRIAL)
     by_cache = {n for n in served if "past_key_values.get_seq_length(self.layer_idx)" in _source(classes[n])}
@@ -89,6 +93,10 @@ def _source(model_class: type) -> str:
     module = inspect.getmodule(model_class)
     assert module is not None
     return inspect.getsource(module)
+
+
+def _makes_keys_of_latents(model_class: type) -> bool:
+    return "= self.expand_kv(" in _source(model_class)
 
 
 def _calls_attention_function(model_class: type) -> bool:

@@ -66,7 +66,7 @@ def test_heads_that_cannot_be_shared_are_said() -> None:
 def test_what_serve_refuses_is_a_failure_and_no_traceback(tmp_path: Path) -> None:
     whole = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, whole)
-    for model_type, reason in (("mamba", "recurrent state"), ("deepseek_v3", "MLA")):
+    for model_type, reason in (("mamba", "recurrent state"), ("deepseek_v32", "MLA")):
         CONFIG_MAPPING[model_type]().save_pretrained(whole)
 
         result = CliRunner().invoke(app, ["doctor", "--model", str(whole)])

@@ -61,7 +61,7 @@ def test_layers_that_read_the_kv_of_others_store_none() -> None:
     assert sum(figures.layers.values()) == 54
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma4", "mimo", "deepseek_v3", "longcat_flash"])
 def test_figures_are_those_of_the_engines_layout(family: str, checkpoint: Callable[[str], Path]) -> None:
     model = ModelConfig(model=str(checkpoint(family)), dtype="float32", device="cpu")
     engine = EngineConfig(model=model, cache=CacheConfig(block_size=8, num_blocks=4))
