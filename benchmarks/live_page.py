@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import multiprocessing
 import os
-import socket
 import statistics
+import subprocess
+import sys
 import time
 
 from cluster.api.http.live_page.live_feed import INTERVAL_S
@@ -21,6 +21,17 @@ from cluster.observability.request_records import RequestRecords
 from tests.cluster.api.http.live_page.scripted_cluster import ScriptedCluster, scripted_server
 
 _ENDS_INTERVAL_S = 0.05
+_VIEWER = """
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+connection.sendall(b"GET /ui/events HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n")
+seen = b""
+while b"data: " not in seen:
+    seen += connection.recv(1 << 16)
+print("it has come", flush=True)
+while connection.recv(1 << 20):
+    pass
+"""
 
 
 def main() -> None:
@@ -52,17 +63,20 @@ def _measure(num_engines: int, rate: float, seconds: float, num_viewers: int) ->
 
 async def _serve(cluster: ScriptedCluster, rate: float, seconds: float, num_viewers: int) -> float:
     async with scripted_server(cluster) as port:
-        context = multiprocessing.get_context("spawn")
-        viewers = [context.Process(target=_watch, args=(port,), daemon=True) for _ in range(num_viewers)]
+        viewers = [
+            await asyncio.create_subprocess_exec(sys.executable, "-c", _VIEWER, str(port), stdout=subprocess.PIPE)
+            for _ in range(num_viewers)
+        ]
         for viewer in viewers:
-            viewer.start()
+            assert viewer.stdout is not None
+            assert await viewer.stdout.readline() == b"it has come\n"
         await _end_requests(cluster, rate, 3.0)
         cpu_s, began_s = time.process_time(), time.monotonic()
         await _end_requests(cluster, rate, seconds)
         share = (time.process_time() - cpu_s) / (time.monotonic() - began_s)
         for viewer in viewers:
             viewer.terminate()
-            viewer.join()
+            await viewer.wait()
     return share
 
 
@@ -73,13 +87,6 @@ async def _end_requests(cluster: ScriptedCluster, rate: float, seconds: float) -
             cluster.end_request(f"chatcmpl-{num_ended:032d}", pair=num_ended % cluster.num_pairs)
             num_ended += 1
         await asyncio.sleep(_ENDS_INTERVAL_S)
-
-
-def _watch(port: int) -> None:
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"GET /ui/events HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        while connection.recv(1 << 20):
-            pass
 
 
 def _measure_snapshots(num_engines: int, rate: float) -> None:

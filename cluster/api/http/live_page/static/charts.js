@@ -26,7 +26,8 @@ class Chart {
     const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     if (this.plot !== null) this.plot.destroy();
     const series = this.lines.map(([label, name]) => ({ label, stroke: colour(name), width: 2, spanGaps: false, points: { show: false } }));
-    const scales = { x: { range: (plot, low, high) => [high - KEPT_S, high] }, y: { range: (plot, low, high) => [0, high > 0 ? high * 1.1 : 1] } };
+    const last = () => this.data[0].at(-1) ?? Date.now() / 1000;
+    const scales = { x: { range: () => [last() - KEPT_S, last()] }, y: { range: (plot, low, high) => [0, high > 0 ? high * 1.1 : 1] } };
     const options = { title: this.title, width: this.#width(), height: HEIGHT, scales, series: [{}, ...series], axes: [axis, { ...axis, size: 56 }], legend: { live: false } };
     this.plot = new uPlot(options, this.data, this.root);
   }
