@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from actors.lora_config import LoraConfig
+from actors.recording_config import DecisionRecordingConfig
 from kv_transfer.config import KVTransferConfig
 
 
@@ -377,11 +378,7 @@ EngineRoleName: TypeAlias = Literal["prefill", "decode", "both", "encode"]
 
 
 class EngineConfig(_Settings):
-    """All settings of one engine.
-
-    role:    the role with which it starts; it decides how much prefill steps mix into decodes (chunk_budget.py)
-    itl_s:   the inter-token latency that the engine's steps aim at, in seconds
-    """
+    """All settings of one engine. role: its first one; itl_s: the inter-token latency that its steps aim at."""
 
     model: ModelConfig
     cache: CacheConfig = CacheConfig()
@@ -391,6 +388,7 @@ class EngineConfig(_Settings):
     lora: LoraConfig | None = None
     role: EngineRoleName = "both"
     itl_s: float | None = Field(None, gt=0)
+    decision_recording: DecisionRecordingConfig | None = None
 
     @model_validator(mode="after")
     def _stores_go_by_block_hash(self) -> EngineConfig:

@@ -27,6 +27,10 @@ from actors.ranks.multi_rank_executor import MultiRankExecutor
 from actors.ranks.process_ranks import ProcessRanks
 from actors.ranks.rank_group import RankGroup, gather_ranks
 from actors.ranks.rank_launcher import RankLauncher
+from actors.recording.begin_recording import begin_recording, may_record
+from actors.recording.engine_events import VERSION, EngineHeader
+from actors.recording.read_clock import ReadClock
+from actors.recording.recorded_scheduler import RecordedScheduler
 from actors.worker_builder import build_worker
 from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KVCacheLayout
@@ -75,7 +79,9 @@ def build_engine_core(
     if overlap is None:
         overlap = is_accelerator(runner.kv_cache.device)
     stores = choose_stores(config.kv_transfer, is_on_gpu=is_accelerator(runner.kv_cache.device))
-    scheduler = Scheduler(
+    recording = may_record(config, runner.abilities)
+    clock = ReadClock() if recording is not None else time.monotonic
+    scheduler = (Scheduler if recording is None else RecordedScheduler)(
         config.scheduler.model_copy(update={"overlap": overlap}),
         config.cache,
         runner.layout.num_blocks,
@@ -85,14 +91,17 @@ def build_engine_core(
         adapters=_make_adapter_cache(config, runner),
         transfers=TransferParts(
             connector=SchedulerSide(config.kv_transfer, config.cache.block_size),
-            prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores),
+            prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores, clock=clock),
             staging=_make_staging(identity, runner.layout, kept_embeddings or KeptEmbeddings()),
             config=config.kv_transfer,
             kv_bytes_per_token=runner.layout.total_token_size_bytes,
         ),
         vocab_size=runner.vocab_size,
-        clock=time.monotonic,
+        clock=clock,
     )
+    if isinstance(scheduler, RecordedScheduler) and isinstance(clock, ReadClock) and recording is not None:
+        header = _header_of(config, identity, scheduler, runner, trust)
+        begin_recording(scheduler, recording, header, clock)
     scheduler.chunk_budget.set_aim(config.itl_s)
     scheduler.chunk_budget.set_role(config.role)
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
@@ -192,17 +201,44 @@ def _make_grammars(
     )
 
 
-def _make_prefix_sources(
-    config: EngineConfig, identity: EngineAddress, layout: KVCacheLayout, stores: Sequence[ChosenStore]
-) -> PrefixSources:
-    """Return the stores and the fetches from other engines. Without a prefix cache the engine fetches nothing.
+def _header_of(
+    config: EngineConfig, identity: EngineAddress, scheduler: Scheduler, runner: ModelRunner, trust: Trust
+) -> EngineHeader:
+    """Return the first record of a recording of this engine's decisions."""
+    return EngineHeader(
+        version=VERSION,
+        engine_id=identity.engine_id,
+        incarnation=identity.incarnation,
+        scheduler=scheduler.config.model_dump(mode="json"),
+        cache=config.cache.model_dump(mode="json"),
+        kv_transfer=config.kv_transfer.model_dump(mode="json"),
+        num_blocks=runner.layout.num_blocks,
+        max_model_len=scheduler.max_model_len,
+        vocab_size=runner.vocab_size,
+        kv_bytes_per_token=runner.layout.total_token_size_bytes,
+        abilities=tuple(sorted(ability.value for ability in runner.abilities)),
+        fetch_name=_name(identity),
+        max_fetches=_max_fetches(config),
+        hash_key=trust.block_hash_key,
+    )
 
-    Raises StoreUnavailable.
-    """
-    settings, name = config.kv_transfer, _name(identity)
-    is_fetching = settings.prefix_fetch and config.cache.enable_prefix_caching
-    max_fetches = settings.max_reserved_requests if is_fetching else 0
-    fetches = PrefixFetches(name, config.cache.block_size, max_fetches=max_fetches)
+
+def _max_fetches(config: EngineConfig) -> int:
+    """Return how many fetches an engine has under way at once; without a prefix cache it fetches nothing."""
+    is_fetching = config.kv_transfer.prefix_fetch and config.cache.enable_prefix_caching
+    return config.kv_transfer.max_reserved_requests if is_fetching else 0
+
+
+def _make_prefix_sources(
+    config: EngineConfig,
+    identity: EngineAddress,
+    layout: KVCacheLayout,
+    stores: Sequence[ChosenStore],
+    *,
+    clock: Callable[[], float],
+) -> PrefixSources:
+    """Return the stores and the fetches from other engines. Raises StoreUnavailable."""
+    fetches = PrefixFetches(_name(identity), config.cache.block_size, max_fetches=_max_fetches(config), clock=clock)
     return PrefixSources(StoreSet([store.make_scheduler(layout) for store in stores]) if stores else None, fetches)
 
 

@@ -4,6 +4,7 @@ EngineError
 |-- DuplicateRequest   a request id that this engine still knows was submitted again
 |-- EncodeRefused      another engine asked this one to encode an image that its encoder cannot take
 |-- EngineNotStarted   the engine was asked for something that it can do once its model is loaded
+|-- InvalidRecording   a file is no recording of decisions
 |-- ProfileUnderWay    an engine makes one profile at a time
 |-- IllegalTransition  a request was about to change its status by a transition that docs/states.md does not have
 `-- IntegrityError     block or queue accounting contradicts itself: the engine must die and be replaced
@@ -42,6 +43,13 @@ class EngineNotStarted(EngineError):
 
     def __init__(self, engine_id: str) -> None:
         super().__init__(f"engine {engine_id} has not started yet")
+
+
+class InvalidRecording(EngineError):
+    """The file is no recording of decisions, or of another version. It names the file."""
+
+    def __init__(self, path: object, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
 
 
 class ProfileUnderWay(EngineError):

@@ -7,6 +7,7 @@ import typer
 from cluster.commands import access, ask, deploy, install, operate, serve
 from cluster.commands.bench.bench_command import bench
 from cluster.commands.plan.plan_command import plan
+from cluster.commands.simulate.replay_command import replay
 from cluster.commands.simulate.simulate_command import simulate
 from cluster.commands.top.top_command import top
 
@@ -27,6 +28,7 @@ for command in (
     bench,
     plan,
     simulate,
+    replay,
     operate.status,
     top,
     operate.explain,

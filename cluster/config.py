@@ -15,6 +15,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.lora_config import LoraConfig
+from actors.recording_config import DecisionRecordingConfig
 from cluster.access.aims import SloConfig
 from cluster.checks.model_check import find_adapter_mistakes, find_model_mistakes
 from cluster.errors import InvalidConfig
@@ -133,6 +134,11 @@ class ClusterConfig(_Settings):
     slo: SloConfig = Field(SloConfig(), description="Latencies to aim at, for requests that name no aims of their own.")
     planner: PlannerConfig = Field(PlannerConfig(), description="The choice of the numbers of engines and their roles.")
     ingress: IngressConfig = Field(IngressConfig(), description="The ingresses, to which clients connect.")
+    decision_recording: DecisionRecordingConfig | None = Field(
+        None,
+        description="Recording of all that schedulers and routers are told and decide, tokens included, which `raypd "
+        "replay` decides once more; default: none.",
+    )
     controller: ControllerConfig = Field(ControllerConfig(), description="Nodes where the controller may run.")
     restarts: RestartConfig = Field(RestartConfig(), description="Restarts of engines and ingresses that die.")
     engine_host: str | None = Field(
@@ -296,6 +302,7 @@ class ClusterConfig(_Settings):
             lora=self.lora,
             role=role.value,
             itl_s=None if self.slo.itl_ms is None else self.slo.itl_ms / 1e3,
+            decision_recording=self.decision_recording,
         )
 
 

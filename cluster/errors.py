@@ -28,6 +28,7 @@ ClusterError
 |-- InstallFailed         a package could not be installed, or cannot be used on this machine
 |-- TokenizerUnusable     the model's tokenizer cannot be used; the ingress does not start
 |-- AddressUnavailable    the ingress cannot listen at its address
+|-- DecisionsDiffer       a replay has decided otherwise than what was recorded
 |-- CannotMeasure         a benchmark cannot be run, since a server does not answer as it has to
 |-- InvalidConfig         the settings have mistakes; the error names settings, their values, and what is allowed
 `-- CannotStart           the cluster could not be started
@@ -332,3 +333,10 @@ class CannotPlace(CannotStart):
 
 class CanaryFailed(CannotStart):
     """An engine, or a pair of engines, did not answer its canary request as it should."""
+
+
+class DecisionsDiffer(ClusterError):
+    """Replayed schedulers or routers have decided otherwise than the recorded ones. differences: the first of each"""
+
+    def __init__(self, differences: list[str]) -> None:
+        super().__init__("; ".join(differences))

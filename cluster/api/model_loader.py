@@ -23,6 +23,7 @@ from cluster.routing.cost_router import CostRouter
 from cluster.routing.load_book import LoadBook
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.routing.prefixes.prefix_indexes import PrefixIndexes
+from cluster.routing.recording.recorded_routing import RoutingRecorder
 from cluster.sessions.cluster_membership import ServedModel
 from cluster.settings.routing import RoutingMode
 from cluster.text.adapters import AdapterDirectory
@@ -45,6 +46,7 @@ class ModelLoader:
         hash_key: BlockHashKey,
         load_book: LoadBook | None = None,
         indexes: PrefixIndexes | None = None,
+        recorder: RoutingRecorder | None = None,
     ) -> None:
         """Begin with nothing loaded.
 
@@ -53,7 +55,9 @@ class ModelLoader:
         hash_key: the cluster's key of block hashes
         load_book: the engines' work, by which requests are routed; None: a book of its own, which gets no reports
         indexes:  the prefix indexes that the routers read
+        recorder: records what routers choose; the book and the indexes have to be its own
         """
+        self._recorder = recorder
         self._load_book = LoadBook() if load_book is None else load_book
         self._indexes = indexes or PrefixIndexes()
         self._config = config
@@ -133,4 +137,8 @@ class ModelLoader:
         block_size = model.facts.layout.block_size
         index = self._indexes.make(model.version, block_size)
         pairs = PrefixAwarePair(block_size, index, hash_key=self._hash_key, is_aggregated=is_aggregated)
-        return CostRouter(pairs, self._load_book, self._config.routing.mode)
+        mode = self._config.routing.mode
+        router = CostRouter(pairs, self._load_book, mode)
+        if self._recorder is None:
+            return router
+        return self._recorder.make_router(router, index, block_size, mode, is_aggregated=is_aggregated)

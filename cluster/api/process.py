@@ -45,7 +45,9 @@ from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import refused_pairs
+from cluster.routing.prefixes.prefix_index import PrefixIndex
 from cluster.routing.prefixes.prefix_indexes import PrefixIndexes
+from cluster.routing.recording.recorded_routing import RecordedLoadBook, RoutingRecorder
 from cluster.sessions.canary import run_canary
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.sessions.session import EngineSession
@@ -77,15 +79,19 @@ class IngressProcess:
         self._asking: asyncio.Task[None] | None = None
         self._versions = ModelVersions()
         self._adapters = AdapterDirectory(config.lora)
-        self._load_book = LoadBook()
-        self._indexes = PrefixIndexes(config.routing.prefix_index_mib << 20)
+        hash_key = BlockHashKey(member.trust.block_hash_key)
+        self._recorder = RoutingRecorder.begin(config.decision_recording, member.party.name, hash_key)
+        self._load_book = LoadBook() if self._recorder is None else RecordedLoadBook(self._recorder)
+        make_index = PrefixIndex if self._recorder is None else self._recorder.make_index
+        self._indexes = PrefixIndexes(config.routing.prefix_index_mib << 20, make_index)
         self._loader = ModelLoader(
             config,
             self._versions,
             self._adapters,
-            hash_key=BlockHashKey(member.trust.block_hash_key),
+            hash_key=hash_key,
             load_book=self._load_book,
             indexes=self._indexes,
+            recorder=self._recorder,
         )
         self.loop_watch = LoopWatch()
         self._pool: SessionPool | None = None
@@ -293,6 +299,8 @@ class IngressProcess:
             await asyncio.to_thread(self._tracer.close, _TRACE_TIMEOUT_S)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _start_tracer(self) -> RequestTracer | None:
         settings, trust = self._config.ingress.request_trace, self._member.trust

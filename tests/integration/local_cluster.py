@@ -10,13 +10,18 @@ from pathlib import Path
 from actors.config import EngineConfig
 from actors.core.requests.block_hash import BlockHashKey
 from actors.engine_server import EngineServer
+from actors.recording_config import DecisionRecordingConfig
 from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.serving import Serving
+from cluster.routing.base import Router
+from cluster.routing.cost_router import CostRouter
+from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.routing.prefixes.prefix_index import PrefixIndex
 from cluster.routing.prefixes.prefix_indexes import PrefixIndexes
+from cluster.routing.recording.recorded_routing import RecordedLoadBook, RoutingRecorder
 from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session_pool import SessionPool
 from cluster.settings.ingress import IngressConfig
@@ -44,10 +49,12 @@ async def local_cluster(
     migrates_preempted: bool = True,
     trust: Trust = TRUST,
     only: EngineRole | None = None,
+    recording: DecisionRecordingConfig | None = None,
 ) -> AsyncIterator[LocalCluster]:
     """One prefill engine, and a decode engine of each of these configurations, or one of the same.
 
     only: two engines of this role instead, and no other
+    recording: requests are routed by cost, and routes are recorded so
     """
     if only is None:
         configs = {"prefill-0": config}
@@ -56,9 +63,16 @@ async def local_cluster(
         configs = {f"{only.value}-{number}": config for number in range(2)}
     engines = {name: EngineServer(each, name, 1, trust) for name, each in configs.items()}
     block_size = config.cache.block_size
-    indexes = PrefixIndexes()
-    router = PrefixAwarePair(block_size, indexes.make(1, block_size), hash_key=BlockHashKey(trust.block_hash_key))
-    pool = SessionPool(member(trust=trust), 10.0, indexes=indexes)
+    hash_key = BlockHashKey(trust.block_hash_key)
+    recorder, book = RoutingRecorder.begin(recording, "ingress-0", hash_key), None
+    indexes = PrefixIndexes() if recorder is None else PrefixIndexes(make_index=recorder.make_index)
+    index = indexes.make(1, block_size)
+    router: Router = PrefixAwarePair(block_size, index, hash_key=hash_key)
+    if recorder is not None:
+        book = RecordedLoadBook(recorder)
+        plain = CostRouter(PrefixAwarePair(block_size, index, hash_key=hash_key), book)
+        router = recorder.make_router(plain, index, block_size, RoutingMode.COST, is_aggregated=False)
+    pool = SessionPool(member(trust=trust), 10.0, load_book=book, indexes=indexes)
     try:
         membership = Membership(0, ())
         for name, engine in engines.items():
@@ -75,5 +89,7 @@ async def local_cluster(
         yield LocalCluster(serving, pool, engines, indexes.make(1, block_size))
     finally:
         await pool.close()
+        if recorder is not None:
+            recorder.close()
         for engine in engines.values():
             await engine.stop()

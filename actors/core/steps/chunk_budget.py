@@ -206,6 +206,11 @@ class ChunkBudget:
         """The most seconds that a step with decodes and prompts should take by the prediction; None: no bound."""
         return None if self._costs is None else self._bound_s
 
+    @property
+    def inputs(self) -> tuple[float | None, EngineRoleName, StepCostModel | None]:
+        """The aim in seconds, the role and the cost model, from which the budget follows."""
+        return self._itl_s, self._role, self._model
+
     def set_aim(self, itl_s: float | None) -> None:
         """Aim at this inter-token latency from the next step on; None: no aim."""
         self._itl_s = itl_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from cluster.routing.prefixes.engine_blocks import BlockReportCounts, EngineBlocks
 from cluster.routing.prefixes.prefix_index import DEFAULT_BYTES, PrefixIndex, PrefixIndexSize
@@ -10,9 +12,10 @@ from cluster.routing.prefixes.prefix_index import DEFAULT_BYTES, PrefixIndex, Pr
 class PrefixIndexes:
     """The indexes that routers read, and that sessions correct by what engines report."""
 
-    def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
-        """Have no index yet. max_bytes: the limit on the memory of each index"""
+    def __init__(self, max_bytes: int = DEFAULT_BYTES, make_index: Callable[[int], PrefixIndex] = PrefixIndex) -> None:
+        """Have no index yet. max_bytes: the limit on the memory of each index; make_index: makes one of such a size"""
         self._max_bytes = max_bytes
+        self._make_index = make_index
         self._indexes: dict[int, tuple[PrefixIndex, int]] = {}
         """The index of each version, and the block size that it counts in."""
         self._counts: dict[int, BlockReportCounts] = {}
@@ -21,7 +24,7 @@ class PrefixIndexes:
         """Return the index of a version; a new one if there is none, or if the block size is another."""
         index, known_size = self._indexes.get(version, (None, 0))
         if index is None or known_size != block_size:
-            index = PrefixIndex(self._max_bytes)
+            index = self._make_index(self._max_bytes)
             self._indexes[version] = index, block_size
             self._counts[version] = BlockReportCounts()
         return index
