@@ -28,7 +28,8 @@ demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show
 	@$(BIN)/raypd demo
 
 # Three processes for two cores, since some tests wait for deadlines. In the order of the files: xdist would otherwise take those with the fewest tests last, which are the longest ones.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# A process that dies ends the run: with another in its place xdist waits for ever for the tests that it had.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
