@@ -18,7 +18,7 @@ from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 hypothesis.settings.register_profile("raypd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("raypd")
 
-# A call to Ray in a process that is in no cluster fails: it would start a cluster, and end the process once that is gone.
+# A call to Ray from a process that is in no cluster fails: it would start one, and end the process once that is gone.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 
 # Engines of tests neither read nor write the user's files of what steps take.
