@@ -47,7 +47,8 @@ test-alone: $(READY) ## Run the tests of hosts in network namespaces, one after 
 test-models: $(READY) ## Try every type of language model, and compare with docs/models.md
 	@$(BIN)/python -m pytest -m "slow and not gpu" tests/models
 
-test-all: test test-more test-models ## Run all three
+test-all: export RAYPD_NEEDS_CHROMIUM := 1
+test-all: test test-more test-models ## Run all three; needs Chromium (apt-get install chromium)
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)

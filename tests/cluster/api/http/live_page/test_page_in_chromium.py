@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,10 +21,13 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from cluster.observability.status import RequestView
 from tests.cluster.api.grpc.test_access import ALICE, OPS, access
+from tests.cluster.api.http.live_page.chromium_of_system import chromium_path
 from tests.cluster.api.http.live_page.scripted_cluster import HOSTILE, ScriptedCluster, scripted_server
 
 pytestmark = [pytest.mark.more, pytest.mark.asyncio(loop_scope="module")]
 
+_PATIENCE_MS: Final = 30_000
+"""How long a page that is not yet as it should be is looked at again: the machine may be busy."""
 _FLAGS: Final = (
     "--headless",
     "--no-sandbox",
@@ -51,18 +53,13 @@ class _Opened:
             self.foreign.append(url)
 
 
-def _chromium() -> str:
-    path = os.environ.get("RAYPD_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        pytest.fail("the live page is tested in Chromium: apt-get install chromium, or set RAYPD_CHROMIUM to its path")
-    return path
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium() -> AsyncIterator[Browser]:
-    """One browser for all tests; each has a page of its own."""
+    """One browser for all tests; each has a page of its own. The end of playwright's driver ends it, too."""
+    path = chromium_path()
+    expect.set_options(timeout=_PATIENCE_MS)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=_chromium(), args=list(_FLAGS))
+        browser = await playwright.chromium.launch(executable_path=path, args=list(_FLAGS), timeout=2 * _PATIENCE_MS)
         yield browser
         await browser.close()
 
@@ -73,7 +70,7 @@ async def _opened(chromium: Browser, port: int, *, width: int = 1200, dark: bool
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
     )
     page = await context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(_PATIENCE_MS)
     opened = _Opened(page)
     page.on("console", lambda message: opened.complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: opened.complaints.append(str(error)))
