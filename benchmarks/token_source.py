@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from itertools import accumulate, cycle, islice
 
-from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, RequestTimings
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.process.garbage_collection import collect_seldom, leave_out_what_is_loaded
 from cluster.config import DEMO_MODEL
+from cluster.observability.trace_writing.request_tracer import RequestTracer
+from cluster.observability.tracing.request_tracing import RequestTracing
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineRole
@@ -41,6 +43,8 @@ class TokenSource:
         self._tokens_per_s = tokens_per_s
         self._turns: deque[tuple[EngineCoreRequest, RequestStream]] = deque()
         self._running: set[str] = set()
+        self.num_given = 0
+        """All tokens that were given."""
         self.emitted_s: dict[str, array[float]] = {}
         self.submitted_s: list[float] = []
 
@@ -87,6 +91,7 @@ class TokenSource:
         emitted_s = self.emitted_s[request.request_id.rpartition("-")[0]]
         position = len(emitted_s)
         emitted_s.append(time.monotonic())
+        self.num_given += 1
         is_last = position + 1 == request.sampling_params.max_tokens
         stream.put(
             EngineCoreOutput(
@@ -95,6 +100,7 @@ class TokenSource:
                 new_token_ids=[self._token_ids[position % len(self._token_ids)]],
                 first_position=position,
                 finish_reason=FinishReason.LENGTH if is_last else None,
+                timings=_timings(request) if is_last else None,
             )
         )
         if is_last:
@@ -119,7 +125,25 @@ class OneEngine:
         return self._change
 
 
-def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, TokenSource]:
+def _timings(request: EngineCoreRequest) -> RequestTimings:
+    return RequestTimings(
+        queued_s=0.001,
+        prefill_s=0.001,
+        num_prompt_tokens_computed=len(request.prompt_token_ids),
+        num_cached_tokens=0,
+        num_preemptions=0,
+        status_changes=[],
+    )
+
+
+def make_serving(
+    tokens_per_s: float,
+    max_requests: int,
+    *,
+    max_request_records: int = IngressConfig().max_request_records,
+    request_tracer: RequestTracer | None = None,
+    tracing: RequestTracing | None = None,
+) -> tuple[Serving, TokenSource]:
     """A Serving with the demo model's tokenizer, on a source. To be called on its event loop.
 
     This process collects garbage as an ingress's does from now on.
@@ -128,8 +152,17 @@ def make_serving(tokens_per_s: float, max_requests: int) -> tuple[Serving, Token
     source = TokenSource(tokenizer.encode(_WORDS * 4), tokens_per_s)
     model = ModelDescription("demo", 131_072, tokenizer.backend.get_vocab_size(), (0,))
     version = ModelVersion(1, InputProcessor(model, tokenizer), PrefixAwarePair(16, hash_key=PUBLIC_KEY))
-    settings = IngressConfig(max_requests_in_flight=max_requests, max_waiting_tokens=10**9)
-    serving = Serving(ModelVersions(version), OneEngine(source), settings)
+    settings = IngressConfig(
+        max_requests_in_flight=max_requests, max_waiting_tokens=10**9, max_request_records=max_request_records
+    )
+    serving = Serving(
+        ModelVersions(version),
+        OneEngine(source),
+        settings,
+        ingress="ingress-0",
+        request_tracer=request_tracer,
+        tracing=tracing,
+    )
     leave_out_what_is_loaded()
     collect_seldom()
     return serving, source

@@ -1,0 +1,306 @@
+"""Measure what it costs an ingress that everything can be seen: `python -m benchmarks.seeing`.
+
+One ingress process streams tokens of a source in place of engines to clients over gRPC, once with everything off and
+once with everything on, in pairs that begin with either in turns. Told is the process's CPU time per token, whoever
+else uses the machine, and the median ratio within pairs with its interval. Everything is: records of requests, the
+request trace, traces for OpenTelemetry, a viewer of the live page, a reader of /metrics every 15 s, and an endpoint
+picker that reads /metrics/vllm 20 times a second. A part alone is measured by --parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from actors.core.requests.block_hash import BlockHashKey
+from actors.process.garbage_collection import no_collection
+from benchmarks.token_source import TokenSource, make_serving
+from cluster.api.grpc.server import GrpcServerSettings, IngressServer
+from cluster.api.http.server import HttpServer
+from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
+from cluster.bench.pairs import MIN_PAIRS, a_is_first, compare
+from cluster.client.channel import open_channel
+from cluster.observability.status import ClusterView
+from cluster.observability.trace_writing.request_tracer import RequestTracer, start_tracer
+from cluster.observability.tracing.request_tracing import RequestTracing
+from cluster.observability.tracing.span_export import SpanExport
+from cluster.observability.vllm_dialect import IngressLoad, VllmDialect
+from cluster.requests.serving import Serving
+from cluster.settings.http import HttpConfig
+from cluster.settings.ingress import IngressConfig
+from cluster.settings.request_recording import RequestTraceConfig
+from cluster.settings.tracing import TracingConfig
+from tests.cluster.api.http.live_page.scripted_cluster import ScriptedCluster
+
+PARTS = ("records", "request_trace", "tracing", "page", "metrics", "picker")
+_NUM_CHANNELS = 8
+_METRICS_INTERVAL_S = 15.0
+_PICKER_INTERVAL_S = 0.05
+_READER = """
+import socket, sys, time
+port, path, interval_s, is_stream = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4] == "True"
+connection = socket.create_connection(("127.0.0.1", port))
+asked = f"GET {path} HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n".encode()
+if is_stream:
+    connection.sendall(asked)
+    while connection.recv(1 << 20):
+        pass
+next_s = time.monotonic()
+while True:
+    connection.sendall(asked)
+    head = b""
+    while b"\\r\\n\\r\\n" not in head:
+        head += connection.recv(1 << 16)
+    head, body = head.split(b"\\r\\n\\r\\n", 1)
+    lines = head.lower().split(b"\\r\\n")
+    length = int(next(line.split(b":")[1] for line in lines if line.startswith(b"content-length")))
+    while len(body) < length:
+        body += connection.recv(1 << 20)
+    next_s += interval_s
+    time.sleep(max(0.0, next_s - time.monotonic()))
+"""
+_SINK = """
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+    def log_message(self, *args):
+        pass
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_address[1], flush=True)
+server.serve_forever()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of an ingress. parts: what is on; tokens_per_s: of all streams together"""
+
+    parts: tuple[str, ...]
+    num_streams: int
+    tokens_per_s: float
+    num_tokens: int
+    seconds: float
+    num_engines: int
+    sample_ratio: float
+    profile: bool
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--pairs", type=int, default=7, help=f"at least {MIN_PAIRS}")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--streams", type=int, default=300)
+    parser.add_argument("--rate", type=float, default=3000.0, help="tokens per second")
+    parser.add_argument("--tokens", type=int, default=128, help="output tokens of a request")
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--engines", type=int, default=50)
+    parser.add_argument("--sample-ratio", type=float, default=TracingConfig().sample_ratio)
+    parser.add_argument("--profile", action="store_true", help="show where the time with everything on goes")
+    options = parser.parse_args()
+    print(f"load averages of this machine, {os.cpu_count()} cores: {os.getloadavg()}")
+    shape = (options.streams, options.rate, options.tokens, options.seconds, options.engines, options.sample_ratio)
+    off, on = Run((), *shape, profile=False), Run(tuple(options.parts), *shape, profile=options.profile)
+    found: dict[Run, list[float]] = {off: [], on: []}
+    for pair in range(options.pairs):
+        for run in (off, on) if a_is_first(pair) else (on, off):
+            found[run].append(_measure(run))
+        print(f"pair {pair + 1}: off {found[off][-1]:.1f} us per token, on {found[on][-1]:.1f} us", flush=True)
+    result = compare(found[off], found[on])
+    print(
+        f"{' '.join(on.parts)}: {result.median_a:.1f} us of CPU per token off, {result.median_b:.1f} us on; "
+        f"median ratio {result.ratio:.3f} ({result.low:.3f} to {result.high:.3f})"
+    )
+
+
+def _measure(run: Run) -> float:
+    """Return the CPU time per token of one run, in microseconds."""
+    ours, theirs = multiprocessing.Pipe()
+    with _sink() as endpoint:
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, run, endpoint), daemon=True)
+        process.start()
+        try:
+            address, http_port = ours.recv()
+            with no_collection(), _readers(http_port, run.parts):
+                asyncio.run(_load(address, run))
+            ours.send("over")
+            microseconds: float = ours.recv()
+            process.join(30)
+        finally:
+            process.kill()
+    return microseconds
+
+
+@contextmanager
+def _readers(port: int, parts: Sequence[str]) -> Iterator[None]:
+    reads = {
+        "page": ("/ui/events", 0.0, True),
+        "metrics": ("/metrics", _METRICS_INTERVAL_S, False),
+        "picker": ("/metrics/vllm", _PICKER_INTERVAL_S, False),
+    }
+    readers = [
+        subprocess.Popen([sys.executable, "-c", _READER, str(port), *map(str, reads[part])])
+        for part in parts
+        if part in reads
+    ]
+    try:
+        yield
+        assert all(reader.poll() is None for reader in readers), "a reader has ended"
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.wait()
+
+
+async def _load(address: str, run: Run) -> None:
+    """Have so many streams at a time; each one that ends is followed by another."""
+    channels = [open_channel(address) for _ in range(_NUM_CHANNELS)]
+    # Two seconds to begin, and one after the ingress has measured.
+    end_s = time.monotonic() + run.seconds + 3.0
+
+    async def read(number: int) -> None:
+        stub = generate_pb2_grpc.GenerateServiceStub(channels[number % _NUM_CHANNELS])
+        for again in range(1 << 20):
+            # The first ones end at different times, so that the later ones do.
+            num_tokens = max(1, run.num_tokens * (number + 1) // run.num_streams) if again == 0 else run.num_tokens
+            sampling = generate_pb2.SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=number)
+            text = f"prompt {number} of {again}, which has some words in it, as most prompts have"
+            request = generate_pb2.GenerateRequest(request_id=f"r{number}-{again}", text=text, sampling_params=sampling)
+            async for _ in stub.Generate(request):
+                pass
+
+    tasks = [asyncio.create_task(read(number)) for number in range(run.num_streams)]
+    done, _ = await asyncio.wait(tasks, timeout=end_s - time.monotonic(), return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        task.result()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for channel in channels:
+        await channel.close()
+
+
+def _serve(pipe: Connection, run: Run, endpoint: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(_serve_on_loop(pipe, run, Path(directory), endpoint))
+
+
+@contextmanager
+def _sink() -> Iterator[str]:
+    """A collector in a process of its own; gives its URL."""
+    process = subprocess.Popen([sys.executable, "-c", _SINK], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1/traces"
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def _serve_on_loop(pipe: Connection, run: Run, directory: Path, endpoint: str) -> None:
+    tracer = _tracer(directory) if "request_trace" in run.parts else None
+    tracing = _tracing(endpoint, run.sample_ratio) if "tracing" in run.parts else None
+    serving, source = make_serving(
+        run.tokens_per_s,
+        run.num_streams + 1,
+        max_request_records=1000 if "records" in run.parts else 0,
+        request_tracer=tracer,
+        tracing=tracing,
+    )
+    settings = GrpcServerSettings(IngressConfig(port=0, slow_reader_timeout_s=600.0))
+    server = IngressServer(serving, _no_view, _NO_ADMIN, settings)
+    http = _http_server(serving, run.num_engines)
+    pipe.send((f"127.0.0.1:{await server.start()}", await http.start()))
+    giving = asyncio.create_task(source.run(run.num_streams))
+    pipe_ends = asyncio.create_task(asyncio.to_thread(pipe.recv))
+    microseconds = await _measured(source, run)
+    await pipe_ends
+    giving.cancel()
+    await asyncio.gather(http.drain(0), server.drain(0))
+    if tracer is not None:
+        tracer.close(5.0)
+        assert tracer.view().num_lines > 0, "nothing was traced"
+    if tracing is not None:
+        tracing.close()
+    pipe.send(microseconds)
+
+
+async def _measured(source: TokenSource, run: Run) -> float:
+    """Return the CPU time per token, once all streams are open and have had two seconds."""
+    while source.num_unfinished_requests < run.num_streams:  # noqa: ASYNC110  # a benchmark
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(2.0)
+    profiler = _profiler() if run.profile else None
+    began_s, num_before = time.process_time(), source.num_given
+    await asyncio.sleep(run.seconds - 2.0)
+    cpu_s, num_tokens = time.process_time() - began_s, source.num_given - num_before
+    if profiler is not None:
+        profiler.disable()
+        _print_profile(profiler)
+    return cpu_s / num_tokens * 1e6
+
+
+def _tracer(directory: Path) -> RequestTracer:
+    settings = RequestTraceConfig(directory=directory / "trace")
+    return start_tracer(settings, "ingress-0", BlockHashKey.draw(), now_s=time.time(), monotonic_s=time.monotonic())
+
+
+def _tracing(endpoint: str, sample_ratio: float) -> RequestTracing:
+    settings = TracingConfig(endpoint=endpoint, sample_ratio=sample_ratio)
+    return RequestTracing(settings, SpanExport(settings, "ingress-0"), "ingress-0", time.monotonic)
+
+
+def _http_server(serving: Serving, num_engines: int) -> HttpServer:
+    cluster = ScriptedCluster(num_engines // 2)
+
+    async def view() -> ClusterView:
+        return dataclasses.replace(await cluster.view(), requests=serving.requests_in_flight())
+
+    def load() -> IngressLoad:
+        return IngressLoad(serving.request_load(), 0.5, 16, 1000 * num_engines)
+
+    dialect = VllmDialect(serving.metrics, load)
+    return HttpServer(serving, view, HttpConfig(port=0), 60.0, host="127.0.0.1", name="ingress-0", dialect=dialect)
+
+
+def _profiler() -> Any:
+    import cProfile
+
+    profiler = cProfile.Profile()
+    profiler.enable()
+    return profiler
+
+
+def _print_profile(profiler: Any) -> None:
+    import pstats
+
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(60)
+
+
+async def _no_view() -> ClusterView:
+    raise AssertionError("nobody asks for it")
+
+
+_NO_ADMIN: Any = None
+"""Nobody asks it for anything."""
+
+
+if __name__ == "__main__":
+    main()
