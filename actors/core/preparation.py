@@ -87,6 +87,10 @@ class Preparation:
         """The requests that wait for their adapter: WAITING, but in no queue."""
         return [] if self.adapters is None else self.adapters.waiting()
 
+    def waits(self) -> dict[str, int]:
+        """Return how many requests wait for their grammar, and for their adapter's weights."""
+        return {"grammar": len(self.grammars.requests), "adapter": len(self.waiting_for_adapter())}
+
     def adapter_stats(self) -> AdapterStats | None:
         """Return a snapshot of the adapters; None if the engine serves none."""
         return None if self.adapters is None else self.adapters.make_stats()

@@ -346,6 +346,7 @@ class Scheduler:
             num_running_reqs=len(self.running),
             num_waiting_reqs=len(self.requests) - len(self.running) - num_loading,
             num_waiting_for_remote_kvs=num_loading,
+            num_waiting_by_reason=self.remote.waits() | self.preparation.waits() | self._queues.waits(),
             num_held_reqs=len(self.remote.held),
             num_refused_handoffs=self._handoff_rank.num_refused,
             num_free_blocks=pool.num_free_blocks,

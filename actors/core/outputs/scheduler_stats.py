@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Final
 
 from msgspec import Meta
 
@@ -16,6 +16,11 @@ from kv_transfer.connector.store_steps import StoreStats
 from kv_transfer.link_load import LinkLoads
 from kv_transfer.message_ranges import MAX_KINDS, Clock, Count, Total, Word
 from kv_transfer.transfer_stats import TransferStats
+
+WAIT_REASONS: Final = ("reservation", "load", "batch", "grammar", "adapter", "adapter_slot")
+"""Waiting requests wait for these, in this order: the decode engine's blocks for the KV that they will hand over, room
+for a load, the batch once their KV has arrived, their grammar, their adapter's weights, and its slot in the batch. All
+others wait for their turn."""
 
 
 @dataclass(slots=True)
@@ -106,6 +111,8 @@ class SchedulerStats:
 
     num_running_reqs: Total = 0
     num_waiting_reqs: Total = 0
+    num_waiting_by_reason: Annotated[dict[Word, Total], Meta(max_length=MAX_KINDS)] = field(default_factory=dict)
+    """The numbers of waiting requests by WAIT_REASONS, which are part of num_waiting_reqs."""
     num_waiting_for_remote_kvs: Total = 0
     num_held_reqs: Total = 0
     """Finished requests whose blocks a transfer still holds."""

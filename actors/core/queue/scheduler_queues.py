@@ -61,6 +61,10 @@ class Queues:
         """Return the waiting requests whose load is over, including those whose adapter has no slot."""
         return [*self.loaded, *self.loaded_for_lora]
 
+    def waits(self) -> dict[str, int]:
+        """Return how many requests wait for the batch with their KV, and for their adapter's slot in it."""
+        return {"batch": len(self.loaded), "adapter_slot": len(self.waiting_for_lora) + len(self.loaded_for_lora)}
+
     def others_wait(self, request: Request) -> bool:
         """Whether any request other than this one waits to be admitted."""
         is_waiting = request.status is not RequestStatus.RUNNING

@@ -20,15 +20,40 @@ _ExplainContext = grpc.aio.ServicerContext[generate_pb2.ExplainRequest, generate
 _BatchContext = grpc.aio.ServicerContext[generate_pb2.GenerateBatchRequest, generate_pb2.GenerateBatchResponse]
 
 
-class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
+class ExplainService(generate_pb2_grpc.GenerateServiceServicer):
+    """The method that explains where requests went, alone: operators' port has no other one of this service."""
+
+    def __init__(self, explainer: Explainer) -> None:
+        self._explainer = explainer
+
+    async def Explain(  # noqa: N802
+        self, request: generate_pb2.ExplainRequest, context: _ExplainContext
+    ) -> generate_pb2.ExplainResponse:
+        """Return the records of a request."""
+        del context
+        tenant = request.tenant if request.HasField("tenant") else None
+        if request.last and not request.request_id:
+            found = await self._explainer.explain_last(request.last, tenant, current_caller())
+        else:
+            found = await self._explainer.explain(request.request_id, tenant, current_caller())
+        return generate_pb2.ExplainResponse(
+            records=[record.to_json().decode() for record in found.records],
+            unanswered=[
+                generate_pb2.UnansweredIngress(ingress=one.ingress, reason=one.reason) for one in found.unanswered
+            ],
+            left_out=found.num_left_out,
+        )
+
+
+class GenerateService(ExplainService):
     """The methods that generate output, and that explain where requests went. Errors become statuses in interceptor.py.
 
     A client that cancels, dies or runs out of time cancels the task of its call, which aborts the request.
     """
 
     def __init__(self, serving: Serving, explainer: Explainer) -> None:
+        super().__init__(explainer)
         self._serving = serving
-        self._explainer = explainer
 
     async def Generate(self, request: generate_pb2.GenerateRequest, context: _Context) -> None:  # noqa: N802
         """Stream a request's output."""
@@ -56,21 +81,3 @@ class GenerateService(generate_pb2_grpc.GenerateServiceServicer):
         async with aclosing(self._serving.generate_many(batch)) as samples:
             async for sample in samples:
                 await context.write(sample_to_proto(request_id, sample))
-
-    async def Explain(  # noqa: N802
-        self, request: generate_pb2.ExplainRequest, context: _ExplainContext
-    ) -> generate_pb2.ExplainResponse:
-        """Return the records of a request."""
-        del context
-        tenant = request.tenant if request.HasField("tenant") else None
-        if request.last and not request.request_id:
-            found = await self._explainer.explain_last(request.last, tenant, current_caller())
-        else:
-            found = await self._explainer.explain(request.request_id, tenant, current_caller())
-        return generate_pb2.ExplainResponse(
-            records=[record.to_json().decode() for record in found.records],
-            unanswered=[
-                generate_pb2.UnansweredIngress(ingress=one.ingress, reason=one.reason) for one in found.unanswered
-            ],
-            left_out=found.num_left_out,
-        )

@@ -24,7 +24,7 @@ from cluster.access.access_control import AccessControl
 from cluster.access.server_tls import ServerTls
 from cluster.api.grpc.admin_service import AdminService
 from cluster.api.grpc.embed_service import EmbedService
-from cluster.api.grpc.generate_service import GenerateService
+from cluster.api.grpc.generate_service import ExplainService, GenerateService
 from cluster.api.grpc.health import IngressHealth, follow_engines, report_engines
 from cluster.api.grpc.interceptor import ADMIN_SERVICE, CallInterceptor
 from cluster.api.grpc.model_service import ModelService
@@ -41,7 +41,7 @@ from cluster.api.protos.raypd.v1 import (
 )
 from cluster.api.shared.admin import ClusterAdmin
 from cluster.api.shared.calls_in_progress import CallsInProgress
-from cluster.api.shared.explainer import Explainer
+from cluster.api.shared.explainer import Explainer, why_off_for_clients
 from cluster.errors import AddressUnavailable, InvalidConfig
 from cluster.observability.status import ClusterView
 from cluster.requests.serving import Serving
@@ -136,6 +136,8 @@ class IngressServer:
         if settings.config.admin_port is not None:
             admin_server = self._make_server()
             admin_pb2_grpc.add_AdminServiceServicer_to_server(self._admin_service, admin_server)
+            explainer = Explainer(self._serving, self._admin, settings.config)
+            generate_pb2_grpc.add_GenerateServiceServicer_to_server(ExplainService(explainer), admin_server)
             self.admin_port = self._listen(admin_server, settings.config.admin_port)
             self._servers.append(admin_server)
         for each in self._servers:
@@ -201,7 +203,8 @@ class IngressServer:
 
     def _make_main_server(self) -> grpc.aio.Server:
         server = self._make_server()
-        explainer = Explainer(self._serving, self._admin, self._settings.config)
+        why_off = why_off_for_clients(self._settings.config, asks_for_tokens=self._settings.access.asks_for_tokens)
+        explainer = Explainer(self._serving, self._admin, self._settings.config, why_off)
         generate_pb2_grpc.add_GenerateServiceServicer_to_server(GenerateService(self._serving, explainer), server)
         embed_pb2_grpc.add_EmbedServiceServicer_to_server(EmbedService(self._serving), server)
         model_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(self._serving), server)

@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from cluster.access.caller import Caller
+from cluster.api.protos.loopback_addresses import is_loopback
 from cluster.api.shared.admin import ClusterAdmin
-from cluster.errors import ControllerUnavailable, FieldViolation, InvalidRequest, RecordNotFound, RecordsAreOff
+from cluster.errors import (
+    ControllerUnavailable,
+    FieldViolation,
+    InvalidRequest,
+    PermissionDenied,
+    RecordNotFound,
+    RecordsAreOff,
+)
 from cluster.observability.request_records import MAX_LAST, FoundRecords, RecordQuery, UnansweredIngress
 from cluster.requests.serving import Serving
 from cluster.routing.request_record import RequestRecord
@@ -46,19 +54,26 @@ class Explanation:
 class Explainer:
     """Finds records for the callers of one ingress. It belongs to one event loop."""
 
-    def __init__(self, serving: Serving, admin: ClusterAdmin, settings: IngressConfig) -> None:
-        """admin: asks the other ingresses; settings: the same at every ingress"""
+    def __init__(self, serving: Serving, admin: ClusterAdmin, settings: IngressConfig, why_off: str = "") -> None:
+        """Keep what is asked.
+
+        admin:    asks the other ingresses
+        settings: the same at every ingress
+        why_off:  why nobody may ask here; "": callers may
+        """
         self._serving = serving
         self._admin = admin
         self._settings = settings
+        self._why_off = why_off
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
 
     async def explain(self, request_id: str, tenant: str | None, caller: Caller) -> Explanation:
         """Return the records of a request. The call takes 5 seconds at most, whatever ingresses do not answer.
 
         tenant: whose request it is; None: the caller's own, and for an operator anybody's
-        Raises InvalidRequest, RecordsAreOff, RecordNotFound, AllowanceSpent.
+        Raises PermissionDenied, InvalidRequest, RecordsAreOff, RecordNotFound, AllowanceSpent.
         """
+        self._check_on()
         self._check(request_id, tenant)
         caller.allowance.take_request()
         if self._serving.records.is_off:
@@ -78,8 +93,9 @@ class Explainer:
 
         last:   the number of requests; fewer are returned if their records are too large together
         tenant: whose requests; None: the caller's own, and for an operator everybody's
-        Raises InvalidRequest, RecordsAreOff, AllowanceSpent. The call takes 5 seconds at most.
+        Raises PermissionDenied, InvalidRequest, RecordsAreOff, AllowanceSpent. The call takes 5 seconds at most.
         """
+        self._check_on()
         if not 0 < last <= MAX_LAST:
             raise InvalidRequest(FieldViolation("last", str(last), f"1 to {MAX_LAST}"))
         self._check_tenant(tenant)
@@ -94,6 +110,10 @@ class Explainer:
         newest = records[-last:]
         kept = _that_fit(newest[::-1], _MAX_LAST_BYTES)[::-1]
         return Explanation(tuple(kept), unanswered, len(newest) - len(kept))
+
+    def _check_on(self) -> None:
+        if self._why_off:
+            raise PermissionDenied(self._why_off)
 
     async def _find(self, query: RecordQuery) -> tuple[list[RequestRecord], tuple[UnansweredIngress, ...]]:
         """Return the records of all ingresses, by arrival, and which ingresses did not answer."""
@@ -132,6 +152,24 @@ class Explainer:
             "(ingress.request_records_mib)"
         )
         return RecordNotFound(request_id, kept, list(map(str, unanswered)))
+
+
+def why_off_for_clients(settings: IngressConfig, *, asks_for_tokens: bool) -> str:
+    """Return why requests must not be explained at the clients' port; "" if they may.
+
+    A caller who shows no token may see the requests of all, so only callers on this host may do without one, and only
+    where operators have no port of their own.
+    """
+    if asks_for_tokens:
+        return ""
+    if settings.admin_port is not None:
+        return "requests are explained at the port ingress.admin_port, since clients need no token here"
+    if not is_loopback(settings.host):
+        return (
+            f"explain is off, because this ingress listens beyond loopback (ingress.host: {settings.host}) and asks "
+            "for no tokens: set ingress.tokens, or ingress.admin_port and ask there"
+        )
+    return ""
 
 
 def _that_fit(records: list[RequestRecord], max_bytes: int) -> list[RequestRecord]:

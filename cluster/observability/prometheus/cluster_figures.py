@@ -17,9 +17,6 @@ from cluster.observability.status import ClusterView, ControllerView, PrefixInde
 _PHASES: Final = ("admitted", "prefill", "decode")
 
 _IN_FLIGHT: Final = gauge("raypd_requests_in_flight", "Requests that this ingress works on, by phase.", "phase")
-_MIGRATIONS: Final = counter(
-    "raypd_migrations_total", "Migrations of preempted requests of this ingress to another decode engine."
-)
 _LAG: Final = gauge(
     "raypd_event_loop_lag_seconds", "Longest delay of this ingress's event loop within the last minute.", unit="s"
 )
@@ -63,7 +60,7 @@ _INDEX_REPORTS: Final = counter(
     "kind",
 )
 DECLARATIONS: Final = (
-    *(_IN_FLIGHT, _MIGRATIONS, _LAG, _ENGINES, _REFUSED_PAIRS, _MODEL_VERSIONS, _CONTROLLER_UP, _VIEW_AGE, _DECIDED),
+    *(_IN_FLIGHT, _LAG, _ENGINES, _REFUSED_PAIRS, _MODEL_VERSIONS, _CONTROLLER_UP, _VIEW_AGE, _DECIDED),
     *(_INGRESSES, _INDEX_BLOCKS, _INDEX_BYTES, _INDEX_LOOKUPS, _INDEX_REPORTS),
 )
 
@@ -72,7 +69,6 @@ def collect_cluster(view: ClusterView) -> Iterator[Metric]:
     """Yield the metrics of a cluster."""
     phases = Counter(request.phase for request in view.requests)
     yield _IN_FLIGHT.of(((phase,), phases[phase]) for phase in _PHASES)
-    yield _MIGRATIONS.one(view.num_migrations)
     yield _LAG.one(view.event_loop_lag_s)
     yield _ENGINES.of(Counter((engine.role, engine.state) for engine in view.engines).items())
     yield _REFUSED_PAIRS.one(len(view.refused_pairs))

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from prometheus_client.metrics_core import Metric
 
-from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import WAIT_REASONS, SchedulerStats
 from actors.core.outputs.step_stats import STEP_SECONDS, STEP_TOKENS, StepStats
 from cluster.observability.prometheus.bounded_names import OTHER
 from cluster.observability.prometheus.declaration import Declaration, counter, gauge, histogram
@@ -50,6 +50,11 @@ def _requests(stats: SchedulerStats) -> Values:
         ("waiting_for_remote_kvs",): stats.num_waiting_for_remote_kvs,
         ("held",): stats.num_held_reqs,
     }
+
+
+def _waits(stats: SchedulerStats) -> Values:
+    reasons = {(reason,): stats.num_waiting_by_reason.get(reason, 0) for reason in WAIT_REASONS}
+    return {**reasons, ("turn",): max(0, stats.num_waiting_reqs - sum(reasons.values()))}
 
 
 def _steps(stats: SchedulerStats) -> Values:
@@ -136,6 +141,15 @@ FIGURES: Final = (
         "their blocks.",
         _requests,
         "state",
+    ),
+    _gauged(
+        "raypd_engine_waiting_requests",
+        'raypd_engine_requests{state="waiting"} by what they wait for. turn: other requests come first; reservation: '
+        "the decode engine has no room for their KV yet; load: too many loads of KV are under way; batch: their KV has "
+        "arrived, and the batch is full; grammar: it is being compiled; adapter: its weights are loaded; adapter_slot: "
+        "the batch has as many adapters as it may.",
+        _waits,
+        "reason",
     ),
     _gauged(
         "raypd_engine_kv_cache_usage_ratio",

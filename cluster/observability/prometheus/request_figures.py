@@ -47,6 +47,13 @@ RETRIES: Final = counter(
     "phase",
     "outcome",
 )
+MIGRATIONS: Final = counter(
+    "raypd_migrations_total",
+    "Migrations of preempted requests, counted at a request's end. phase: prefill if the attempt gave no token, else "
+    "decode. outcome: how the request ended: completed, cancelled by the client or its deadline, or failed.",
+    "phase",
+    "outcome",
+)
 
 
 def _times(name: str, meaning: str, bounds: tuple[float, ...]) -> Declaration:
@@ -118,7 +125,7 @@ _COUNTERS: Final = (REQUESTS, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS)
 HISTOGRAMS: Final = (
     *(TTFT, ITL, E2E, TPOT, QUEUE, PREFILL, DECODE, TRANSFER, EXPOSED, TRANSFER_BYTES, PROMPT_LENGTH, OUTPUT_LENGTH),
 )
-DECLARATIONS: Final = (*_COUNTERS, *HISTOGRAMS, ATTEMPTS, RETRIES)
+DECLARATIONS: Final = (*_COUNTERS, *HISTOGRAMS, ATTEMPTS, RETRIES, MIGRATIONS)
 
 
 class ModelFigures:
@@ -205,6 +212,7 @@ class AttemptFigures:
         ends = list(itertools.product(_PHASES, _OUTCOMES))
         self._attempts = Counter(dict.fromkeys([*ends, *((phase, "retried") for phase in _PHASES)], 0))
         self._retries = Counter(dict.fromkeys(ends, 0))
+        self._migrations = Counter(dict.fromkeys(ends, 0))
 
     def add(self, record: RequestRecord) -> None:
         """Count the attempts of a request that has ended."""
@@ -217,11 +225,14 @@ class AttemptFigures:
         for attempt in [*failed, *[record.attempts[0]] * record.num_attempts_left_out]:
             self._attempts[_phase(attempt), "retried"] += 1
             self._retries[_phase(attempt), outcome] += 1
+        for attempt in record.attempts:
+            self._migrations[_phase(attempt), outcome] += len(attempt.moved_s)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
         yield ATTEMPTS.of(self._attempts.items())
         yield RETRIES.of(self._retries.items())
+        yield MIGRATIONS.of(self._migrations.items())
 
 
 def collect_models(models: Mapping[str, ModelFigures]) -> Iterator[Metric]:

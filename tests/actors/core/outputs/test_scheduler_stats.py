@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.scheduler_stats import WAIT_REASONS
 from actors.core.requests.request import RequestStatus
 from actors.core.requests.request_status import render_transitions
 from tests.actors.core.builders import make_request, make_scheduler
@@ -21,6 +22,16 @@ def test_stats_count_requests_blocks_tokens_and_steps() -> None:
     assert (stats.num_running_reqs, stats.num_waiting_reqs, stats.num_waiting_for_remote_kvs) == (1, 1, 0)
     assert (stats.num_blocks, stats.num_free_blocks, stats.kv_cache_usage) == (8, 6, 0.25)
     assert (stats.num_prompt_tokens_computed, stats.num_output_tokens, stats.num_steps) == (6, 2, 2)
+
+
+def test_waiting_requests_are_counted_by_what_they_wait_for() -> None:
+    driver = Driver(make_scheduler(num_blocks=8, max_num_seqs=1))
+    for name in ("a", "b"):
+        driver.scheduler.add_request(make_request(name, 6, max_tokens=3, ignore_eos=True))
+    driver.step()
+    stats = driver.scheduler.make_stats()
+    assert stats.num_waiting_reqs == 1
+    assert stats.num_waiting_by_reason == dict.fromkeys(WAIT_REASONS, 0), "it waits for its turn"
 
 
 def test_prefix_hits_are_counted_once_per_admission() -> None:

@@ -167,6 +167,13 @@ async def test_a_requests_aims_reach_the_engines_and_those_that_are_tighter_than
         await asyncio.wait_for(pair.decode.has_aborted.wait(), timeout=10)
 
 
+async def ask_about_last(address: str, credentials: Credentials | None = None) -> int:
+    """How many of the last requests are explained."""
+    async with open_channel(address, credentials) as channel:
+        stub = generate_pb2_grpc.GenerateServiceStub(channel)
+        return len((await stub.Explain(generate_pb2.ExplainRequest(last=5), timeout=10)).records)
+
+
 async def test_administration_can_have_a_port_of_its_own() -> None:
     async with started(grpc_settings(admin_port=0)) as (address, server):
         error = await failure_of(ask_status(address))
@@ -174,6 +181,17 @@ async def test_administration_can_have_a_port_of_its_own() -> None:
         admin_address = f"127.0.0.1:{server.admin_port}"
         assert await ask_status(admin_address) == "test"
         assert (await failure_of(ask_model(admin_address))).code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_with_a_port_of_their_own_operators_alone_ask_about_requests_unless_there_are_tokens(
+    tmp_path: Path,
+) -> None:
+    async with started(grpc_settings(admin_port=0)) as (address, server):
+        error = await failure_of(ask_about_last(address))
+        assert (error.code(), "ingress.admin_port" in str(error.details())) == (grpc.StatusCode.PERMISSION_DENIED, True)
+        assert await ask_about_last(f"127.0.0.1:{server.admin_port}") == 0
+    async with started(grpc_settings(access(tmp_path / "tokens"), admin_port=0)) as (address, server):
+        assert await ask_about_last(address, Credentials(ALICE)) == 0
 
 
 async def test_certificates_are_used_anew_when_they_change(tmp_path: Path) -> None:

@@ -10,8 +10,15 @@ import pytest
 from cluster.access.allowance import Allowance, AllowanceLimits
 from cluster.access.caller import ANYBODY, Caller
 from cluster.api.shared import explainer
-from cluster.api.shared.explainer import Explainer, Explanation
-from cluster.errors import AllowanceSpent, ControllerUnavailable, InvalidRequest, RecordNotFound, RecordsAreOff
+from cluster.api.shared.explainer import Explainer, Explanation, why_off_for_clients
+from cluster.errors import (
+    AllowanceSpent,
+    ControllerUnavailable,
+    InvalidRequest,
+    PermissionDenied,
+    RecordNotFound,
+    RecordsAreOff,
+)
 from cluster.observability.record_store import RecordStore
 from cluster.observability.request_records import FoundRecords, RecordQuery, RequestRecords, UnansweredIngress
 from cluster.requests.serving import Serving
@@ -249,3 +256,32 @@ async def test_the_last_requests_count_against_the_tokens_limit_and_need_records
     off = Explainer(serving_with(max_records=0), FakeAdmin(), IngressConfig(max_request_records=0))
     with pytest.raises(RecordsAreOff):
         await off.explain_last(1, None, OPS)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asks_for_tokens", "reason"),
+    [
+        ({}, False, ""),
+        ({"host": "0.0.0.0", "insecure": True}, True, ""),
+        ({"admin_port": 50100}, True, ""),
+        ({"admin_port": 50100}, False, "explained at the port ingress.admin_port"),
+        (
+            {"host": "0.0.0.0", "insecure": True},
+            False,
+            "beyond loopback (ingress.host: 0.0.0.0) and asks for no tokens",
+        ),
+    ],
+)
+async def test_without_tokens_requests_are_explained_only_where_nobody_else_could_ask(
+    settings: dict[str, object], asks_for_tokens: bool, reason: str
+) -> None:
+    config = IngressConfig.model_validate(settings)
+    found = why_off_for_clients(config, asks_for_tokens=asks_for_tokens)
+    assert found == reason or (reason and reason in found)
+    asked = Explainer(serving_with(record()), FakeAdmin(), config, found)
+    for asking in (asked.explain("r", None, ANYBODY), asked.explain_last(1, None, ANYBODY)):
+        if reason:
+            with pytest.raises(PermissionDenied):
+                await asking
+        else:
+            assert len((await asking).records) == 1

@@ -100,12 +100,20 @@ def test_attempts_and_retries_are_counted_by_phase_and_outcome(
     assert by_labels(msgspec.structs.replace(ANSWERED, outcome=outcome, attempts=attempts)) == (
         num_attempts,
         num_retries,
+        {},
     )
 
 
 def test_attempts_that_the_record_leaves_out_are_counted() -> None:
     many = msgspec.structs.replace(ANSWERED, attempts=(SAW_NOTHING, HANDED_OVER), num_attempts_left_out=7)
     assert by_labels(many)[1] == {("prefill", "completed"): 8}
+
+
+def test_migrations_are_counted_by_the_phase_of_their_attempt_and_the_outcome() -> None:
+    moved = msgspec.structs.replace(HANDED_OVER, decode_engine_ids=("d0", "d1", "d2"), moved_s=(1.0, 2.0))
+    lost = msgspec.structs.replace(SAW_NOTHING, decode_engine_ids=("d0", "d1"), moved_s=(0.5,))
+    record = msgspec.structs.replace(ANSWERED, attempts=(lost, moved))
+    assert by_labels(record)[2] == {("prefill", "completed"): 1, ("decode", "completed"): 2}
 
 
 def by_labels(record: RequestRecord) -> tuple[dict[tuple[str, ...], float], ...]:

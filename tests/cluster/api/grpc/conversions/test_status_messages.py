@@ -29,7 +29,7 @@ NOT_SHOWN: Final[dict[type, set[str]]] = {
     ControllerView: {"engines", "taken_at_s"},
     SchedulerStats: {
         *("block_size", "kv_cache_usage", "num_refused_handoffs", "num_corrupted_reqs", "num_refused_connections"),
-        *("refused_messages", "load_report", "step_stats"),
+        *("refused_messages", "load_report", "step_stats", "num_waiting_by_reason"),
     },
     PrefixCacheStats: {"reset", "requests"},
     SpecDecodingStats: {"num_spec_tokens"},
