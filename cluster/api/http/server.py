@@ -86,7 +86,7 @@ class HttpServer:
 
         def page(*, has_other_port: bool) -> LivePage:
             reason = why_off(host, asks_for_tokens=access.asks_for_tokens, has_other_port=has_other_port)
-            return LivePage(self._feed, self._streams, reason)
+            return LivePage(self._feed, self._streams, serving.find_records, reason)
 
         port = _ListeningAt(host, config.port, slow_reader_timeout_s, tls)
         app_page = page(has_other_port=has_admin_port or config.admin_port is not None)

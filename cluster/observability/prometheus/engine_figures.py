@@ -53,8 +53,8 @@ def _requests(stats: SchedulerStats) -> Values:
 
 
 def _waits(stats: SchedulerStats) -> Values:
-    reasons = {(reason,): stats.num_waiting_by_reason.get(reason, 0) for reason in WAIT_REASONS}
-    return {**reasons, ("turn",): max(0, stats.num_waiting_reqs - sum(reasons.values()))}
+    values: dict[tuple[str, ...], float] = {(why,): stats.num_waiting_by_reason.get(why, 0) for why in WAIT_REASONS}
+    return values | {("turn",): max(0, stats.num_waiting_reqs - sum(values.values()))}
 
 
 def _steps(stats: SchedulerStats) -> Values:

@@ -3,6 +3,15 @@
 const FIRST_DELAY_MS = 1000;
 const MAX_DELAY_MS = 10000;
 
+// The operator's token, in this page's memory alone.
+let token = null;
+
+/** Fetch as the operator whose token was given; without a token, as anybody. */
+export function fetchAsOperator(url) {
+  const headers = token === null ? {} : { authorization: `Bearer ${token}` };
+  return fetch(url, { headers, cache: "no-store", credentials: "omit" });
+}
+
 /** Yield the data of each event in a stream of server-sent events. */
 export async function* eventsOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
@@ -21,14 +30,12 @@ export async function* eventsOf(body) {
  * on.snapshot(snapshot), on.state(state, reason), on.refused(status, reason): is asked for a token, or null to give up
  */
 export async function follow(url, on) {
-  let token = null;
   let delay = FIRST_DELAY_MS;
   for (;;) {
     on.state("connecting", "");
     let reason = "the stream has ended";
     try {
-      const headers = token === null ? {} : { authorization: `Bearer ${token}` };
-      const answer = await fetch(url, { headers, cache: "no-store", credentials: "omit" });
+      const answer = await fetchAsOperator(url);
       if (answer.status === 401 || answer.status === 403) {
         token = await on.refused(answer.status, await reasonOf(answer));
         continue;

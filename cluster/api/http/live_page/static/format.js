@@ -58,3 +58,12 @@ export function showFacts(list, facts) {
     setText(row.lastChild, value);
   });
 }
+
+/** Let the browser save a file. */
+export function save(data, name) {
+  const link = element("a");
+  link.href = URL.createObjectURL(new Blob([data], { type: "application/json" }));
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}

@@ -2,8 +2,8 @@
 
 import { Charts } from "./charts.js";
 import { Engines } from "./engines.js";
-import { follow } from "./feed.js";
-import { ago, element, rate, seconds, setText, showFacts } from "./format.js";
+import { fetchAsOperator, follow } from "./feed.js";
+import { ago, element, rate, save, seconds, setText, showFacts } from "./format.js";
 import { Lanes } from "./lanes.js";
 import { PHASES } from "./phases.js";
 import { Requests } from "./requests.js";
@@ -153,6 +153,20 @@ function setTheme(isDark) {
   charts.recolour();
 }
 
+/** Save the last requests of this ingress for Perfetto; the button says what went wrong, if anything did. */
+async function saveTrace() {
+  const button = byId("trace");
+  try {
+    const answer = await fetchAsOperator("ui/trace.json");
+    if (!answer.ok) throw new Error(`HTTP ${answer.status}`);
+    save(await answer.blob(), "requests-perfetto.json");
+    setText(button, "Saved: open it at ui.perfetto.dev");
+  } catch (error) {
+    setText(button, `Not saved: ${error.message}`);
+  }
+}
+
+byId("trace").addEventListener("click", saveTrace);
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 prefersDark.addEventListener("change", (event) => setTheme(event.matches));
 byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));

@@ -1,6 +1,6 @@
 // The dialog with one request: its cause in words, its figures, and its phases on a time axis.
 
-import { element, seconds, showFacts, size } from "./format.js";
+import { element, save, seconds, showFacts, size } from "./format.js";
 import { LABEL } from "./phases.js";
 
 export class Waterfall {
@@ -37,11 +37,7 @@ export class Waterfall {
   }
 
   #save() {
-    const link = element("a");
-    link.href = URL.createObjectURL(new Blob([JSON.stringify(this.story, null, 2)], { type: "application/json" }));
-    link.download = "request.json";
-    link.click();
-    URL.revokeObjectURL(link.href);
+    save(JSON.stringify(this.story, null, 2), "request.json");
   }
 }
 

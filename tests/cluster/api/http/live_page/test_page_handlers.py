@@ -17,10 +17,13 @@ from cluster.api.http.live_page.page_access import why_off
 from cluster.api.http.live_page.page_files import HEADERS
 from cluster.api.http.server import HttpServer
 from cluster.api.shared.ports import IngressPorts
+from cluster.observability.record_store import RecordStore
+from cluster.observability.request_records import RequestRecords
 from cluster.settings.http import HttpConfig
 from cluster.settings.ingress import IngressConfig
 from tests.cluster.api.grpc.test_access import ALICE, OPS, access
 from tests.cluster.api.http.http_setup import chat_pair, http_setup, view_of
+from tests.cluster.routing.record_samples import record
 
 
 async def _first(http: httpx2.AsyncClient, path: str = "/ui/events", token: str | None = None) -> dict[str, object]:
@@ -63,6 +66,21 @@ async def test_with_tokens_only_operators_get_snapshots(tmp_path: Path) -> None:
         assert (await _first(setup.http, token=OPS))["model"] == "tiny"
 
 
+async def test_the_last_requests_are_a_trace_for_perfetto_which_only_operators_get(tmp_path: Path) -> None:
+    async with http_setup(access=access(tmp_path / "tokens")) as setup:
+        store = RecordStore(10, 1 << 20)
+        for name in ("first", "second"):
+            store.put(record(request_id=name))
+        setup.pair.serving.records = RequestRecords("ingress-0", store)
+        assert (await setup.http.get("/ui/trace.json")).status_code == 401
+        for token, status in ((ALICE, 403), (OPS, 200)):
+            answer = await setup.http.get("/ui/trace.json", headers={"authorization": f"Bearer {token}"})
+            assert answer.status_code == status
+        assert {name: answer.headers[name] for name in HEADERS} == dict(HEADERS)
+        ids = [event.get("args", {}).get("request_id") for event in answer.json()["traceEvents"]]
+        assert {"first", "second"} <= set(ids)
+
+
 async def test_a_page_of_another_host_cannot_read_it() -> None:
     async with http_setup() as setup:
         assert (await setup.http.get("/ui/events", headers={"host": "evil.example"})).status_code == 421
@@ -79,7 +97,7 @@ async def test_with_a_port_of_its_own_the_page_is_only_there() -> None:
             assert (await _first(http, f"{own}/ui/events"))["model"] == "tiny"
             assert (await http.get(f"{own}/ui")).status_code == 200
             assert (await http.get(f"{own}/v1/models")).status_code == 404, "clients have nothing to do there"
-            for path in ("/ui", "/ui/events"):
+            for path in ("/ui", "/ui/events", "/ui/trace.json"):
                 refused = await http.get(f"http://127.0.0.1:{port}{path}")
                 assert refused.status_code == 403
                 assert "ingress.http.admin_port" in refused.json()["error"]["message"]
@@ -120,7 +138,7 @@ async def test_beyond_loopback_without_tokens_neither_files_nor_snapshots_are_an
     port = await server.start()
     try:
         async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as http:
-            for path in ("/ui", "/ui/main.js", "/ui/events"):
+            for path in ("/ui", "/ui/main.js", "/ui/events", "/ui/trace.json"):
                 assert (await http.get(path)).status_code == 403
     finally:
         await server.drain(0)

@@ -6,6 +6,7 @@ path of another one. RAYPD_PICTURES names a folder for pictures of the page.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -123,6 +124,13 @@ async def test_the_page_shows_the_cluster_and_takes_no_name_for_markup(chromium:
         await expect(page.locator("#charts canvas")).to_have_count(2)
         await expect(page.locator("html")).to_have_attribute("data-snapshot", re.compile("^([4-9]|..+)$"))
         await _picture(page, "live-page")
+        async with page.expect_download() as downloading:
+            await page.locator("#trace").click()
+        download = await downloading.value
+        assert download.suggested_filename == "requests-perfetto.json"
+        events = json.loads((await download.path()).read_bytes())["traceEvents"]
+        assert HOSTILE in {event.get("args", {}).get("request_id") for event in events}
+        await expect(page.locator("#trace")).to_contain_text("Saved")
         assert await page.title() == "raypd", "the name of a request has run no script"
         assert await page.locator("main img").count() == 0
         assert (opened.complaints, opened.foreign) == ([], [])
