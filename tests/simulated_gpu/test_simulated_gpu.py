@@ -32,6 +32,8 @@ def run_on_simulated_gpu(*arguments: str) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.more
+@pytest.mark.timeout(600)
 def test_the_device_notices_what_a_gpu_would_and_a_model_runs_on_it() -> None:
     run_on_simulated_gpu(str(CHECKED), "-k", "TestDevice or TestGraph or TestTransfers or TestAhead or llama")
 

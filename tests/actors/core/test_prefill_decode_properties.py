@@ -417,7 +417,15 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
 _SETTINGS = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestPrefillDecode = PrefillDecodeMachine.TestCase
-TestPrefillDecode.settings = settings(_SETTINGS, max_examples=100)
+TestPrefillDecode.settings = settings(_SETTINGS, max_examples=50)
+
+
+class PrefillDecodeMachineInTestMore(PrefillDecodeMachine):
+    """The same, with more examples."""
+
+
+TestPrefillDecodeInTestMore = pytest.mark.more(PrefillDecodeMachineInTestMore.TestCase)
+TestPrefillDecodeInTestMore.settings = settings(_SETTINGS, max_examples=150)
 
 
 class PrefillDecodeMachineAtLength(PrefillDecodeMachine):

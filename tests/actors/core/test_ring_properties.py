@@ -373,7 +373,15 @@ class RingMachine(RuleBasedStateMachine):
 _SETTINGS = settings(stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestRing = RingMachine.TestCase
-TestRing.settings = settings(_SETTINGS, max_examples=60)
+TestRing.settings = settings(_SETTINGS, max_examples=30)
+
+
+class RingMachineInTestMore(RingMachine):
+    """The same, with more examples."""
+
+
+TestRingInTestMore = pytest.mark.more(RingMachineInTestMore.TestCase)
+TestRingInTestMore.settings = settings(_SETTINGS, max_examples=100)
 
 
 class RingMachineAtLength(RingMachine):

@@ -492,11 +492,19 @@ class AdapterMachine(SchedulerMachine):
 _SETTINGS = settings(stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(_SETTINGS, max_examples=120)
+TestScheduler.settings = settings(_SETTINGS, max_examples=60)
 TestImages = ImageMachine.TestCase
 TestImages.settings = settings(_SETTINGS, max_examples=40)
 TestAdapters = AdapterMachine.TestCase
 TestAdapters.settings = settings(_SETTINGS, max_examples=40)
+
+
+class SchedulerMachineInTestMore(SchedulerMachine):
+    """The same, with more examples."""
+
+
+TestSchedulerInTestMore = pytest.mark.more(SchedulerMachineInTestMore.TestCase)
+TestSchedulerInTestMore.settings = settings(_SETTINGS, max_examples=150)
 
 
 class SchedulerMachineAtLength(SchedulerMachine):

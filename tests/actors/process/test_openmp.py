@@ -25,6 +25,7 @@ def test_an_environment_that_says_how_to_wait_is_left_alone(
     assert dict(os.environ) == before
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("on_own_cores", "shown"), [(False, rb"OMP_WAIT_POLICY = 'PASSIVE'"), (True, rb"GOMP_SPINCOUNT = '10000'")]
 )
@@ -38,6 +39,7 @@ def test_the_library_that_torch_loads_reads_it_when_it_is_set_before(on_own_core
     assert re.search(shown, ended.stderr), ended.stderr
 
 
+@pytest.mark.more
 def test_the_modules_of_engine_and_rank_actors_do_not_load_torch_before_it_is_set() -> None:
     code = "import sys, actors.engine_actor, actors.ranks.ray_executor; print('torch' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
