@@ -1,8 +1,9 @@
 """Measure what it costs an ingress that everything can be seen: `python -m benchmarks.seeing`.
 
-One ingress process streams tokens of a source in place of engines to clients over gRPC, once with everything off and
+One ingress process streams tokens of a source in place of engines to clients over HTTP, once with everything off and
 once with everything on, in pairs that begin with either in turns. Told is the process's CPU time per token, whoever
-else uses the machine, and the median ratio within pairs with its interval. Everything is: records of requests, the
+else uses the machine, and the median ratio within pairs with its interval. The client costs little, so that it never
+falls behind: an ingress would send several tokens at a time then, at less cost. Everything is: records of requests, the
 request trace, traces for OpenTelemetry, a viewer of the live page, a reader of /metrics every 15 s, and an endpoint
 picker that reads /metrics/vllm 20 times a second. A part alone is measured by --parts.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import json
 import multiprocessing
 import os
 import subprocess
@@ -23,16 +25,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from actors.core.requests.block_hash import BlockHashKey
 from actors.process.garbage_collection import no_collection
 from benchmarks.token_source import TokenSource, make_serving
-from cluster.api.grpc.server import GrpcServerSettings, IngressServer
 from cluster.api.http.server import HttpServer
-from cluster.api.protos.raypd.v1 import generate_pb2, generate_pb2_grpc
 from cluster.bench.pairs import MIN_PAIRS, a_is_first, compare
-from cluster.client.channel import open_channel
 from cluster.observability.status import ClusterView
 from cluster.observability.trace_writing.request_tracer import RequestTracer, start_tracer
 from cluster.observability.tracing.request_tracing import RequestTracing
@@ -40,13 +39,16 @@ from cluster.observability.tracing.span_export import SpanExport
 from cluster.observability.vllm_dialect import IngressLoad, VllmDialect
 from cluster.requests.serving import Serving
 from cluster.settings.http import HttpConfig
-from cluster.settings.ingress import IngressConfig
 from cluster.settings.request_recording import RequestTraceConfig
 from cluster.settings.tracing import TracingConfig
 from tests.cluster.api.http.live_page.scripted_cluster import ScriptedCluster
 
 PARTS = ("records", "request_trace", "tracing", "page", "metrics", "picker")
-_NUM_CHANNELS = 8
+_HEAD: Final = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+)
+_STREAM_END: Final = b"data: [DONE]"
+_END_SIZE: Final = len(_STREAM_END) + 64
 _METRICS_INTERVAL_S = 15.0
 _PICKER_INTERVAL_S = 0.05
 _READER = """
@@ -105,13 +107,13 @@ class Run:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--pairs", type=int, default=7, help=f"at least {MIN_PAIRS}")
+    parser.add_argument("--pairs", type=int, default=9, help=f"at least {MIN_PAIRS}")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--streams", type=int, default=300)
-    parser.add_argument("--rate", type=float, default=3000.0, help="tokens per second")
+    parser.add_argument("--rate", type=float, default=5000.0, help="tokens per second")
     parser.add_argument("--tokens", type=int, default=128, help="output tokens of a request")
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--engines", type=int, default=50)
+    parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--sample-ratio", type=float, default=TracingConfig().sample_ratio)
     parser.add_argument("--profile", action="store_true", help="show where the time with everything on goes")
     options = parser.parse_args()
@@ -137,9 +139,9 @@ def _measure(run: Run) -> float:
         process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, run, endpoint), daemon=True)
         process.start()
         try:
-            address, http_port = ours.recv()
-            with no_collection(), _readers(http_port, run.parts):
-                asyncio.run(_load(address, run))
+            port = ours.recv()
+            with no_collection(), _readers(port, run.parts):
+                asyncio.run(_load(port, run))
             ours.send("over")
             microseconds: float = ours.recv()
             process.join(30)
@@ -169,32 +171,57 @@ def _readers(port: int, parts: Sequence[str]) -> Iterator[None]:
             reader.wait()
 
 
-async def _load(address: str, run: Run) -> None:
+class _Client(asyncio.Protocol):
+    """A connection that asks for one stream after the other, and throws all of it away."""
+
+    def __init__(self, number: int, run: Run, failed: asyncio.Event) -> None:
+        self._number = number
+        self._run = run
+        self._failed = failed
+        self._num_asked = 0
+        self._end = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the first stream; the first ones end at different times, so that the later ones do."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._ask(max(1, self._run.num_tokens * (self._number + 1) // self._run.num_streams))
+
+    def data_received(self, data: bytes) -> None:
+        """Ask for the next stream if this one has ended."""
+        if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+            print(data)
+            self._failed.set()
+        self._end = (self._end + data)[-_END_SIZE:]
+        if _STREAM_END in self._end:
+            self._end = b""
+            self._ask(self._run.num_tokens)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell that something is wrong: only the client closes."""
+        self._failed.set()
+
+    def _ask(self, num_tokens: int) -> None:
+        text = f"prompt {self._number} of {self._num_asked}, which has some words in it, as most prompts have"
+        asked = {"prompt": text, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+        body = json.dumps(asked | {"request_id": f"r{self._number}-{self._num_asked}"}).encode()
+        self._num_asked += 1
+        self._transport.write(_HEAD % len(body) + body)
+
+
+async def _load(port: int, run: Run) -> None:
     """Have so many streams at a time; each one that ends is followed by another."""
-    channels = [open_channel(address) for _ in range(_NUM_CHANNELS)]
-    # Two seconds to begin, and one after the ingress has measured.
-    end_s = time.monotonic() + run.seconds + 3.0
-
-    async def read(number: int) -> None:
-        stub = generate_pb2_grpc.GenerateServiceStub(channels[number % _NUM_CHANNELS])
-        for again in range(1 << 20):
-            # The first ones end at different times, so that the later ones do.
-            num_tokens = max(1, run.num_tokens * (number + 1) // run.num_streams) if again == 0 else run.num_tokens
-            sampling = generate_pb2.SamplingParams(max_tokens=num_tokens, ignore_eos=True, seed=number)
-            text = f"prompt {number} of {again}, which has some words in it, as most prompts have"
-            request = generate_pb2.GenerateRequest(request_id=f"r{number}-{again}", text=text, sampling_params=sampling)
-            async for _ in stub.Generate(request):
-                pass
-
-    tasks = [asyncio.create_task(read(number)) for number in range(run.num_streams)]
-    done, _ = await asyncio.wait(tasks, timeout=end_s - time.monotonic(), return_when=asyncio.FIRST_EXCEPTION)
-    for task in done:
-        task.result()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    for channel in channels:
-        await channel.close()
+    loop, failed = asyncio.get_running_loop(), asyncio.Event()
+    made = [
+        await loop.create_connection(lambda number=number: _Client(number, run, failed), "127.0.0.1", port)  # type: ignore[misc]  # the default binds the number
+        for number in range(run.num_streams)
+    ]
+    waiting = asyncio.create_task(failed.wait())
+    # Two seconds before the ingress measures, and one after it.
+    await asyncio.wait([waiting], timeout=run.seconds + 3.0)
+    assert not failed.is_set(), "a stream has failed"
+    for transport, _ in made:
+        transport.abort()
 
 
 def _serve(pipe: Connection, run: Run, endpoint: str) -> None:
@@ -224,16 +251,14 @@ async def _serve_on_loop(pipe: Connection, run: Run, directory: Path, endpoint: 
         request_tracer=tracer,
         tracing=tracing,
     )
-    settings = GrpcServerSettings(IngressConfig(port=0, slow_reader_timeout_s=600.0))
-    server = IngressServer(serving, _no_view, _NO_ADMIN, settings)
-    http = _http_server(serving, run.num_engines)
-    pipe.send((f"127.0.0.1:{await server.start()}", await http.start()))
+    server = _http_server(serving, run.num_engines)
+    pipe.send(await server.start())
     giving = asyncio.create_task(source.run(run.num_streams))
     pipe_ends = asyncio.create_task(asyncio.to_thread(pipe.recv))
     microseconds = await _measured(source, run)
     await pipe_ends
     giving.cancel()
-    await asyncio.gather(http.drain(0), server.drain(0))
+    await server.drain(0)
     if tracer is not None:
         tracer.close(5.0)
         assert tracer.view().num_lines > 0, "nothing was traced"
@@ -292,14 +317,6 @@ def _print_profile(profiler: Any) -> None:
     import pstats
 
     pstats.Stats(profiler).sort_stats("tottime").print_stats(60)
-
-
-async def _no_view() -> ClusterView:
-    raise AssertionError("nobody asks for it")
-
-
-_NO_ADMIN: Any = None
-"""Nobody asks it for anything."""
 
 
 if __name__ == "__main__":

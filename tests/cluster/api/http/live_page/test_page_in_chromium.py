@@ -24,6 +24,7 @@ from cluster.observability.status import RequestView
 from tests.cluster.api.grpc.test_access import ALICE, OPS, access
 from tests.cluster.api.http.live_page.chromium_of_system import chromium_path
 from tests.cluster.api.http.live_page.scripted_cluster import HOSTILE, ScriptedCluster, scripted_server
+from tests.cluster.api.http.live_page.slow_requests import CAUSES, slow_requests
 
 pytestmark = [pytest.mark.more, pytest.mark.asyncio(loop_scope="module")]
 
@@ -163,6 +164,22 @@ async def test_a_slow_request_is_explained_by_mouse_and_by_keys(chromium: Browse
         assert box is not None
         await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 4)
         await expect(page.locator("#story-title")).to_have_text("long")
+        assert (opened.complaints, opened.foreign) == ([], [])
+
+
+async def test_four_slow_requests_are_explained_by_the_page_alone(chromium: Browser) -> None:
+    cluster = ScriptedCluster()
+    for record in slow_requests():
+        cluster.store.put(record)
+    async with scripted_server(cluster) as port, _opened(chromium, port) as opened:
+        page = opened.page
+        for name, cause in CAUSES.items():
+            await page.locator("#slowest button", has_text=name).click()
+            await expect(page.locator("#story-title")).to_have_text(name)
+            await expect(page.locator("#story-cause")).to_contain_text(cause)
+            if folder := os.environ.get("RAYPD_PICTURES"):
+                await page.locator("#story").screenshot(path=Path(folder) / f"slow-{name}.png")
+            await page.keyboard.press("Escape")
         assert (opened.complaints, opened.foreign) == ([], [])
 
 
