@@ -2,7 +2,8 @@
 
 Such tools read one series of a name and take it for the whole server: an endpoint picker of the Gateway API Inference
 Extension takes the first one. So each name has one series here, with this ingress's own counts; its engines are the
-router's business. The text is cheap and cached, since a picker asks many times a second.
+router's business. A picker asks many times a second, for gauges: these are made ten times a second at most, and the
+counters and histograms, which take ten times as long, once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from cluster.observability.prometheus.declaration import Declaration, counter, g
 from cluster.observability.prometheus.histogram import Histogram
 from cluster.observability.prometheus.request_figures import ModelFigures
 
-_MAX_AGE_S: Final = 0.1
+_MAX_LOAD_AGE_S: Final = 0.1
+_MAX_COUNTS_AGE_S: Final = 1.0
 _MAX_ADAPTERS: Final = 64
 _LABELS: Final = ("model_name", "engine")
 _ENGINE: Final = "0"
@@ -109,6 +111,14 @@ class IngressLoad:
     max_adapters: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A text, and when it was made."""
+
+    made_s: float
+    text: bytes
+
+
 class VllmDialect:
     """The text with vLLM's names. It belongs to the ingress's event loop."""
 
@@ -125,24 +135,25 @@ class VllmDialect:
         self._clock = clock
         self._wall_clock = wall_clock
         self._has_had_adapters = False
-        self._made: dict[bool, tuple[float, bytes]] = {}
-        """When each text was made, and the text; by whether it names adapters."""
+        self._load_texts: dict[bool, _Made] = {}
+        """The texts of the load, by whether they name adapters."""
+        self._counts_text = _Made(-math.inf, b"")
 
     def text(self, *, names_adapters: bool = True) -> bytes:
-        """Return the metrics in Prometheus' text format; at most 0.1 s old.
+        """Return the metrics in Prometheus' text format: the load at most 0.1 s old, all else at most 1 s old.
 
         names_adapters: whether the reader may know of all adapters; otherwise none is named
         """
         now_s = self._clock()
-        made_s, text = self._made.get(names_adapters, (-math.inf, b""))
-        if now_s - made_s >= _MAX_AGE_S:
-            registry = CollectorRegistry(auto_describe=False)
-            registry.register(Collected(self._collect(self._load(), names_adapters=names_adapters)))
-            text = generate_latest(registry)
-            self._made[names_adapters] = now_s, text
-        return text
+        load = self._load_texts.get(names_adapters)
+        if load is None or now_s - load.made_s >= _MAX_LOAD_AGE_S:
+            load = _Made(now_s, _text_of(self._collect_load(self._load(), names_adapters=names_adapters)))
+            self._load_texts[names_adapters] = load
+        if now_s - self._counts_text.made_s >= _MAX_COUNTS_AGE_S:
+            self._counts_text = _Made(now_s, _text_of(self._collect_counts()))
+        return load.text + self._counts_text.text
 
-    def _collect(self, load: IngressLoad, *, names_adapters: bool) -> Iterator[Metric]:
+    def _collect_load(self, load: IngressLoad, *, names_adapters: bool) -> Iterator[Metric]:
         requests, labels = load.requests, (self._metrics.model_name, _ENGINE)
         yield _WAITING.of([(labels, requests.num_waiting)])
         yield _RUNNING.of([(labels, requests.num_running)])
@@ -153,6 +164,9 @@ class VllmDialect:
         if self._has_had_adapters and names_adapters:
             names = (_listed(requests.running_adapters), _listed(requests.waiting_adapters))
             yield _ADAPTERS.of([((str(load.max_adapters), *names), self._wall_clock())])
+
+    def _collect_counts(self) -> Iterator[Metric]:
+        labels = (self._metrics.model_name, _ENGINE)
         models = list(self._metrics.models().values())
         yield _SUCCESS.of(
             ((*labels, reason.value), sum(one.outcomes[reason.value] for one in models))
@@ -165,6 +179,12 @@ class VllmDialect:
         yield _HITS.of([(labels, sum(one.num_cached_tokens for one in models))])
         for declaration, own in _HISTOGRAMS:
             yield declaration.histograms([(labels, _merged(own, models))])
+
+
+def _text_of(metrics: Iterator[Metric]) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collected(metrics))
+    return generate_latest(registry)
 
 
 def _merged(own: Declaration, models: list[ModelFigures]) -> Histogram:
