@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -24,6 +25,9 @@ _BAR_WIDTH: Final = 10
 _MAX_ID: Final = 24
 _PHASES_WIDTH: Final = 24
 _GOOD_ENDS: Final = ("stop", "length")
+_GAP: Final = 2
+"""The blanks between two columns."""
+_MIN_LAST_WIDTH: Final = 8
 _SECTION_LINES: Final = 2
 """The lines of a section beside its rows: its title and the names of its columns."""
 _KEYS: Final = (
@@ -57,7 +61,7 @@ def render(state: TopState, width: int, height: int) -> RenderableType:
     room = height - len(head) - len(foot) - _SECTION_LINES * len(sections)
     shares = share_rows([len(section.rows) for section in sections], room)
     parts: list[RenderableType] = [*head]
-    parts += [_table(section, share) for section, share in zip(sections, shares, strict=True) if share]
+    parts += [_table(section, share, width) for section, share in zip(sections, shares, strict=True) if share]
     return Group(*parts, *foot)
 
 
@@ -219,20 +223,36 @@ def _decisions(decisions: Sequence[admin_pb2.Decision]) -> _Section:
     return _Section("the controller's decisions", ("ago", " what and why"), rows)
 
 
-def _table(section: _Section, num_rows: int) -> RenderableType:
-    """Return a section's first rows; its title counts those that are left out."""
+def _table(section: _Section, num_rows: int, width: int) -> RenderableType:
+    """Return a section's first rows; its title counts those that are left out. The last column is cut off at width."""
     total = len(section.rows)
     title = section.title if num_rows >= total else f"{section.title}, {num_rows} of {total}"
     table = Table(box=None, pad_edge=False)
-    for name in section.columns:
+    rows = section.rows[:num_rows]
+    for at, name in enumerate(section.columns):
         table.add_column(
-            name.strip(), justify="left" if name.startswith(" ") else "right", no_wrap=True, overflow="ellipsis"
+            name.strip(),
+            justify="left" if name.startswith(" ") else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            # rich would take the same from all columns, so that a long cause left nothing of the short ones.
+            max_width=_width_left(section.columns, rows, width) if at == len(section.columns) - 1 else None,
         )
-    for row in section.rows[:num_rows]:
+    for row in rows:
         # Not as markup: ids of requests are what clients chose.
         table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     # A title of the table's own would wrap where the table is narrow.
     return Group(Text(title, "bold", no_wrap=True, overflow="ellipsis"), table)
+
+
+def _width_left(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> int:
+    """Return the width that the last column may have beside the whole width of all others."""
+    others = [max(cell_len(name.strip()), *(_cell_width(row[at]) for row in rows)) for at, name in enumerate(columns)]
+    return max(_MIN_LAST_WIDTH, width - sum(others[:-1]) - _GAP * (len(columns) - 1))
+
+
+def _cell_width(cell: str | Text) -> int:
+    return cell.cell_len if isinstance(cell, Text) else cell_len(cell)
 
 
 def _short(name: str) -> str:

@@ -73,6 +73,19 @@ def test_the_last_finished_requests_have_their_phases_and_causes() -> None:
     assert "no finished requests: no records are kept" in shown(state)
 
 
+def test_a_long_cause_is_cut_off_before_any_other_column_is() -> None:
+    state = _loaded()
+    long = msgspec.structs.replace(
+        _ended("older", 10.0), cause="engine prefill-0 is lost: " + 20 * "the session broke "
+    )
+    state.take_finished([long])
+    [line] = [line for line in shown(state, width=100).splitlines() if "t/older" in line]
+    assert line.split()[:7] == ["t/older", "stop", "3.00", "s", "4.00", "s", "0"]
+    assert "░░░░░░████████████▒▒▒▒▒▒  engine prefill-0 is" in line
+    assert len(line.rstrip()) <= 100
+    assert line.rstrip().endswith("…")
+
+
 def test_names_that_clients_chose_are_no_markup() -> None:
     assert "[red]r2" in shown(_loaded())
 

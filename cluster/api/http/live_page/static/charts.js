@@ -1,6 +1,7 @@
 // The curves of the last five minutes, drawn by uPlot.
 
 const KEPT_S = 300;
+const LEAST_S = 60;
 const HEIGHT = 180;
 
 class Chart {
@@ -26,9 +27,13 @@ class Chart {
     const axis = { stroke: colour("--dim"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
     if (this.plot !== null) this.plot.destroy();
     const series = this.lines.map(([label, name]) => ({ label, stroke: colour(name), width: 2, spanGaps: false, points: { show: false } }));
-    const last = () => this.data[0].at(-1) ?? Date.now() / 1000;
-    const scales = { x: { range: () => [last() - KEPT_S, last()] }, y: { range: (plot, low, high) => [0, high > 0 ? high * 1.1 : 1] } };
-    const options = { title: this.title, width: this.#width(), height: HEIGHT, scales, series: [{}, ...series], axes: [axis, { ...axis, size: 56 }], legend: { live: false } };
+    const range = () => {
+      const last = this.data[0].at(-1) ?? Date.now() / 1000, known = last - (this.data[0][0] ?? last);
+      return [last - Math.min(KEPT_S, Math.max(LEAST_S, known)), last];
+    };
+    const times = { ...axis, values: (plot, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) };
+    const scales = { x: { range }, y: { range: (plot, low, high) => [0, high > 0 ? high * 1.1 : 1] } };
+    const options = { title: this.title, width: this.#width(), height: HEIGHT, scales, series: [{}, ...series], axes: [times, { ...axis, size: 56 }], legend: { live: false } };
     this.plot = new uPlot(options, this.data, this.root);
   }
 
