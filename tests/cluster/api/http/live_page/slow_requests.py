@@ -103,7 +103,7 @@ CAUSES: Final[Mapping[str, str]] = {
     "slow-2": "transfer exposed for 4.87 s: 7.7 MB from prefill-0 to decode-0 at 1.4 MB/s",
     "prefill-killed": "engine prefill-0 is lost: the session broke: decode-1 computed the prompt itself",
 }
-"""What the page has to say about each, by its id."""
+"""The page says this about each of them, by its id."""
 
 
 def slow_requests() -> list[RequestRecord]:
