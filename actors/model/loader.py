@@ -35,9 +35,10 @@ from actors.model.config.config_rules import (
 from actors.model.config.limits import derive_max_model_len
 from actors.model.config.model_kind import ModelKind, kind_of
 from actors.model.config.support import attention_choice, refuse_unsupported
-from actors.model.dequantizing import dequantizing_arguments
+from actors.model.dequantizing import finish_loading, with_plain_weights
 from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
 from actors.model.forward import FlatForward
+from actors.model.linears.grouped_experts import group_experts
 from actors.model.linears.packing import prepare_linears
 from actors.model.multimodal.families import VisionFamily, vision_family
 from actors.model.pooling.head import ClassificationHead
@@ -148,6 +149,7 @@ def _finish(
     # which demands a number in some families, is bypassed.
     object.__setattr__(model.config, "pad_token_id", None)
     kind = kind_of(config)
+    group_experts(model)
     forward = FlatForward(model, kind)
     max_model_len = derive_max_model_len(config, model_config.max_model_len, forward.first_position)
     architecture = architecture_name(config)
@@ -209,13 +211,12 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
             output_loading_info=True,
             # refuse_report() names both shapes; transformers' own error names none.
             ignore_mismatched_sizes=True,
-            config=config,
+            config=with_plain_weights(config),
             dtype=dtype,
             attn_implementation=attention_choice(config),
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=model_config.trust_remote_code,
-            **dequantizing_arguments(config),
         )
     except ImportError as exc:
         method = quantization_method(config) or "none"
@@ -227,6 +228,8 @@ def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelCo
         raise CheckpointError(f"model: the weights in {directory} cannot be loaded: {exc}") from exc
     model, report = loaded
     refuse_report(directory, report, config)
+    if quantization_method(config) is not None:
+        finish_loading(model, _named_dtype(model_config) or getattr(model.config, "dtype", None) or model.dtype)
     return model
 
 

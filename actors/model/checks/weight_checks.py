@@ -92,8 +92,9 @@ def ignored_patterns(model: PreTrainedModel) -> re.Pattern[str] | None:
 def refuse_nan(directory: Path, model: nn.Module) -> None:
     """Raise CheckpointError if a weight holds NaN or an infinite number. Reads every weight once."""
     for name, weight in model.named_parameters():
-        if not weight.is_floating_point() or weight.dtype.itemsize < 2:
-            # Not every device can sum 8-bit numbers. The scales that belong to such weights are checked instead.
+        if type(weight) is not nn.Parameter or not weight.is_floating_point() or weight.dtype.itemsize < 2:
+            # Not every device can sum 8-bit numbers, nor can every class of quantized weights. The scales that belong
+            # to such weights are checked instead, or else the logits.
             continue
         if bool(torch.isfinite(weight.sum(dtype=torch.float32))):
             continue

@@ -84,15 +84,17 @@ REFUSED_ON_TRIAL: Final = {
 QUANTIZATION_PACKAGES: Final = {
     "aqlm": ("aqlm",),
     "auto-round": ("auto_round",),
-    "awq": ("gptqmodel",),
-    "bitsandbytes": ("bitsandbytes",),
-    "bitsandbytes_4bit": ("bitsandbytes",),
-    "bitsandbytes_8bit": ("bitsandbytes",),
+    "awq": ("gptqmodel", "accelerate"),
+    "bitsandbytes": ("bitsandbytes", "accelerate"),
+    "bitsandbytes_4bit": ("bitsandbytes", "accelerate"),
+    "bitsandbytes_8bit": ("bitsandbytes", "accelerate"),
     "compressed-tensors": ("compressed_tensors",),
     "eetq": ("kernels",),
+    "fp8": ("accelerate",),
     "gptq": ("optimum", "gptqmodel"),
     "higgs": ("flute",),
     "hqq": ("hqq",),
+    "mxfp8": ("accelerate",),
     "quanto": ("optimum",),
     "quark": ("quark",),
     "spqr": ("spqr_quant",),
@@ -100,3 +102,6 @@ QUANTIZATION_PACKAGES: Final = {
     "vptq": ("vptq",),
 }
 """The modules that transformers imports to read checkpoints, by quantization method."""
+
+IN_EXTRA_QUANTIZED: Final = _words("accelerate bitsandbytes compressed_tensors torchao")
+"""The ones among them that come with the extra raypd[quantized], and are tested."""

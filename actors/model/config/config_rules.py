@@ -19,6 +19,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from actors.model.config.class_facts import (
     ACTIVATIONS,
     BIDIRECTIONAL_UNLESS_DECODER,
+    IN_EXTRA_QUANTIZED,
     QUANTIZATION_PACKAGES,
     REFUSED_ON_TRIAL,
     WITH_BATCH_DELIVERED,
@@ -190,14 +191,19 @@ def has_latents(text: PretrainedConfig) -> bool:
         return True
 
 
+def quantization_settings(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the checkpoint's quantization_config; empty if its weights are not quantized."""
+    text = config.get_text_config(decoder=True)
+    settings = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None) or {}
+    return dict(settings) if isinstance(settings, dict) else dict(settings.to_dict())
+
+
 def quantization_method(config: PretrainedConfig) -> str | None:
     """Return the method that the checkpoint's weights are quantized with; None if they are not quantized."""
-    text = config.get_text_config(decoder=True)
-    settings = getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None)
+    settings = quantization_settings(config)
     if not settings:
         return None
-    as_dict = settings if isinstance(settings, dict) else settings.to_dict()
-    method = as_dict.get("quant_method") or ("bitsandbytes" if _is_bitsandbytes(as_dict) else "no quant_method")
+    method = settings.get("quant_method") or ("bitsandbytes" if _is_bitsandbytes(settings) else "no quant_method")
     return str(getattr(method, "value", method))
 
 
@@ -292,10 +298,11 @@ def _reason_in_quantization(config: PretrainedConfig) -> str | None:
     missing = [name for name in QUANTIZATION_PACKAGES.get(method or "", ()) if importlib.util.find_spec(name) is None]
     if not missing:
         return None
-    return (
-        f"its weights are quantized ({method}), which transformers reads with {' and '.join(missing)}: not installed, "
-        "and no dependency of raypd; serve the checkpoint without quantization, or an FP8 one"
-    )
+    packages = " and ".join(missing)
+    reads = f"its weights are quantized ({method}), which transformers reads with {packages}: not installed"
+    if set(missing) <= IN_EXTRA_QUANTIZED:
+        return f"{reads}; `pip install 'raypd[quantized]'` installs it"
+    return f"{reads}, and no dependency of raypd; serve the checkpoint without quantization, or an FP8 one"
 
 
 def _has_plan(config: PretrainedConfig) -> bool:

@@ -54,8 +54,8 @@ def _longcat_flash(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_
     results = module.identity_expert(states)
     if (num_routed := module.num_routed_experts) > 0:
         ends = _ends(experts, num_routed)
-        gate, up = _product(states, module.gate_up_proj[:num_routed], ends).chunk(2, dim=-1)
-        routed = _product(module.act_fn(gate) * up, module.down_proj, ends)
+        first, second = _product(states, module.gate_up_proj[:num_routed], ends).chunk(2, dim=-1)
+        routed = _product(module.act_fn(first) * second, module.down_proj, ends)
         # Rows behind the last group hold anything.
         results = torch.where((experts < num_routed)[:, None], routed, results)
     return _sum_by_token(results, order, top_k_weights).to(hidden_states.dtype)

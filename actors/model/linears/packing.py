@@ -19,6 +19,7 @@ from torch.nn import functional
 from actors.config import ModelConfig
 from actors.model.attention.probe import GeometryProbe
 from actors.model.checks.self_check import error_limit, relative_error
+from actors.model.dequantizing import is_quantized
 from actors.model.errors import SelfCheckFailed, UnsupportedModel
 from actors.model.forward import FlatForward
 from actors.model.linears import onednn
@@ -102,7 +103,9 @@ def pack_linears(forward: FlatForward, architecture: str) -> PackedLayers:
         # Freed weights are not reused by themselves: in bf16 the process grew by as much as the whole model has.
         trim_heap()
     with torch.inference_mode():
-        error, limit = relative_error(_run(forward, architecture), outputs[0]), error_limit(outputs[0].dtype)
+        is_rounded = is_quantized(forward.model)
+        error = relative_error(_run(forward, architecture), outputs[0], is_rounded=is_rounded)
+        limit = error_limit(outputs[0].dtype, is_rounded=is_rounded)
     if not error <= limit:  # a NaN fails, too
         raise SelfCheckFailed(
             type(forward.model).__name__,

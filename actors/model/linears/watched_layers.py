@@ -115,12 +115,18 @@ def _may_share_a_product(one: _Calls, other: _Calls) -> bool:
 
 def _packable(model: nn.Module) -> Iterator[tuple[str, PackableLayer]]:
     """Yield linear layers by name whose weight is a plain tensor on the CPU that no other module has."""
+    # A quantized weight of another class may have no memory of its own.
     owners = Counter(
-        parameter.data_ptr() for module in model.modules() for parameter in module.parameters(recurse=False)
+        parameter.data_ptr()
+        for module in model.modules()
+        for parameter in module.parameters(recurse=False)
+        if type(parameter) is nn.Parameter
     )
     for name, module in model.named_modules(remove_duplicate=False):
-        # Subclasses of nn.Linear compute something else: quantized weights, other dtypes.
-        if type(module) not in (nn.Linear, RowParallelLinear, GatheredLinear) or not name:
+        # Subclasses of nn.Linear compute something else: quantized weights, other dtypes. So do layers with a forward
+        # of their own, such as those that round their inputs first.
+        is_usual = type(module) in (nn.Linear, RowParallelLinear, GatheredLinear) and "forward" not in vars(module)
+        if not is_usual or not name:
             continue
         assert isinstance(module, PackableLayer)
         weight = module._parameters.get("weight")

@@ -58,7 +58,9 @@ def test_the_weights_are_those_that_the_format_defines_and_a_line_says_so(
     weights = dict(loaded.forward.model.named_parameters())
     for name, weight in expected.items():
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=0)
-    assert "MXFP4 weights are dequantized" in caplog.text
+    [record] = [record for record in caplog.records if "quantization" in vars(record)]
+    assert record.message == "the checkpoint's weights are dequantized while they are read, to the size of plain ones"
+    assert vars(record)["quantization"] == "MXFP4"
 
 
 def test_its_tokens_equal_generate(tmp_path: Path) -> None:

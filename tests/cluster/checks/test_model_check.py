@@ -87,7 +87,11 @@ def test_heads_that_ranks_cannot_share_are_a_mistake(
         ),
         (
             '{"model_type": "llama", "quantization_config": {"quant_method": "awq", "bits": 4}}',
-            r"quantized \(awq\), which transformers reads with gptqmodel: not installed",
+            r"quantized \(awq\), which transformers reads with gptqmodel: not installed, and no dependency of raypd",
+        ),
+        (
+            '{"model_type": "llama", "quantization_config": {"quant_method": "torchao"}}',
+            r"quantized \(torchao\), .* with torchao: not installed; `pip install 'raypd\[quantized\]'` installs it",
         ),
         ('{"model_type": "dots3_note_text"}', "latent attention"),
         ('{"model_type": "llama", "auto_map": {"AutoConfig": "x.Y"}, "architectures": ["Y"]}', None),
