@@ -2,7 +2,8 @@
 
 The load is offered again and again, one copy after the other. The first copies fill the engines with requests, as many
 as they would have in the long run; one copy is measured; further copies keep the load up until the measured requests
-have ended. So a fleet that falls behind is seen to fall behind, and short loads are not served by idle engines.
+have ended, or have got so many tokens that the gaps between them are known. So a fleet that falls behind is seen to
+fall behind, short loads are not served by idle engines, and nobody waits for the end of the longest answer.
 
 A large fleet is simulated by a slice of it, under the same part of the load: engines of a role that do not divide
 evenly become a few engines that are as much faster, so that the capacity of each role stays exact.
@@ -31,7 +32,7 @@ from cluster.routing.engine_connection import EngineRole
 from cluster.settings.ingress import IngressConfig
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec, LinkSpec
 from cluster.simulation.engines.fitted_costs import fit_step_costs
-from cluster.simulation.simulation_result import Outcome
+from cluster.simulation.simulation_result import Outcome, SimulatedRequest
 from cluster.simulation.simulator import Simulation
 from cluster.simulation.timing.kind_step_times import KindStepTimes
 from cluster.simulation.workloads.workload_request import HASHED_TOKENS, WorkloadRequest
@@ -47,6 +48,8 @@ _FAST_LINK: Final = 1e15
 """Bytes per second of a link that costs nothing."""
 _PATIENCE: Final = 2.0
 """A measured request that takes this many times as long as it should has missed its aims."""
+_JUDGED_TOKENS: Final = 200
+"""A request that has had the time for so many tokens is judged by those that it has got."""
 _MISSES_TO_END: Final = 3.0
 """A simulation ends once this many times as many requests have missed their aims as may miss them."""
 
@@ -124,7 +127,10 @@ class _Run:
         fill_s = max(stay_s, _FILL_AIMS * (aims.ttft_s or 0.0))
         copies = min(fill_s / self._duration_s, _MAX_WARM_UP) if self._duration_s > 0 else 0.0
         self._num_warm_up = math.ceil(copies * len(load.requests))
-        self._until_s = (2 + copies) * self._duration_s + _PATIENCE * (stay_s + (aims.ttft_s or 0.0))
+        patience_s = _PATIENCE * (stay_s + (aims.ttft_s or 0.0))
+        if aims.ttft_s is not None:
+            patience_s = min(patience_s, aims.ttft_s + _JUDGED_TOKENS * self._full_step_s(speed))
+        self._until_s = (1 + copies) * self._duration_s + patience_s
         self._most_missed = _MISSES_TO_END * (1 - aims.attainment) * len(load.requests)
         self._num_over = self._num_missed = 0
         """The first measured requests that have ended, and those of them that have missed their aims."""
@@ -135,11 +141,11 @@ class _Run:
         first, num = self._num_warm_up, len(self._requests)
         result = self._simulation.run(self._workload(), self._until_s, is_enough=self._is_enough)
         measured = result.requests[first : first + num]
-        # Those that have not come, or not ended, when so many have missed their aims count as missed.
-        met = tuple(one.meets(self._slo) for one in measured) + (False,) * (num - len(measured))
-        complete = [one for one in measured if one.outcome is Outcome.COMPLETE]
+        # Once so many have missed their aims, those that have not come, or not ended, count as missed, too.
+        meets = SimulatedRequest.meets if self._num_missed > self._most_missed else _meets
+        met = tuple(meets(one, self._slo) for one in measured) + (False,) * (num - len(measured))
         ttft_s = sorted(one.ttft_s for one in measured)
-        itl_s = sorted(one.itl_p99_s for one in complete if one.num_output_tokens > 1) or [0.0]
+        itl_s = sorted(one.itl_p99_s for one in measured if one.num_output_tokens > 1) or [0.0]
         return ServiceEstimate(
             sum(met) / num,
             met,
@@ -151,10 +157,13 @@ class _Run:
 
     def _stay_s(self, speed: EngineSpeed) -> float:
         """Return how long a long output takes in an engine with as many requests as the aim allows."""
-        lengths = sorted(one.num_output_tokens for one in self._requests)
+        return quantile(sorted(one.num_output_tokens for one in self._requests), 0.9) * self._full_step_s(speed)
+
+    def _full_step_s(self, speed: EngineSpeed) -> float:
+        """Return how long a decode step takes with as many requests as the aim allows."""
         context = mean_context(self._requests)
         batch = speed.batch_within(self._aims.itl_s, context)
-        return quantile(lengths, 0.9) * speed.decode_step_s(batch, batch * context)
+        return speed.decode_step_s(batch, batch * context)
 
     def _workload(self) -> Iterator[WorkloadRequest]:
         """Yield requests until the measured ones have ended."""
@@ -176,6 +185,13 @@ class _Run:
             self._num_over += 1
             self._num_missed += not found.meets(self._slo)
         return self._num_over == num or self._num_missed > self._most_missed
+
+
+def _meets(one: SimulatedRequest, slo: Slo) -> bool:
+    """Whether a request has met its aims, or has done so up to the end of the simulation."""
+    if one.outcome is Outcome.UNFINISHED:
+        one = msgspec.structs.replace(one, outcome=Outcome.COMPLETE)
+    return one.meets(slo)
 
 
 def _part_filled(load: DrawnLoad) -> float:

@@ -54,6 +54,9 @@ def plan(
     ] = 1.0,
     num_prompts: Annotated[int | None, typer.Option(min=2, help="Read only the first requests of the trace.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Simulate the fleets instead of using formulas: a minute or two.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
     """Say how many engines a recorded load needs, and in which roles.
@@ -71,7 +74,8 @@ def plan(
 
     def work() -> None:
         source = SpeedSource(model, gpu, cost_model, op_tables, shape, tp, kv_tokens, link_gbit)
-        options = PlanOptions(trace, tuple(slo), config_file, source, budget, attainment, scale_rate, num_prompts, seed)
+        limits = (budget, attainment, scale_rate, num_prompts, seed)
+        options = PlanOptions(trace, tuple(slo), config_file, source, *limits, simulates=simulate)
         made, aims, warning = make_plan(options)
         command = manifests_command(made.recommended.fleet, str(model or "MODEL"), gpu, tp)
         if as_json:

@@ -12,13 +12,14 @@ from cluster.errors import InvalidConfig
 from cluster.planning.fleet_counts import FleetLimits
 from cluster.planning.fleet_estimate import ClosedFormEstimator, PlanAims
 from cluster.planning.offline_plan import OfflinePlan, OfflinePlanSettings, plan_offline
+from cluster.simulation.fleet_estimator import SimulationEstimator
 from cluster.traces.trace_reader import open_trace
 from cluster.traces.trace_request import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """The options of `raypd plan`. budget: GPUs; None: any number"""
+    """The options of `raypd plan`. budget: GPUs; None: any number; simulates: fleets are simulated"""
 
     trace: Path
     slo: tuple[str, ...]
@@ -29,6 +30,7 @@ class PlanOptions:
     scale_rate: float
     num_prompts: int | None
     seed: int
+    simulates: bool = False
 
 
 def make_plan(options: PlanOptions) -> tuple[OfflinePlan, PlanAims, str]:
@@ -52,7 +54,8 @@ def make_plan(options: PlanOptions) -> tuple[OfflinePlan, PlanAims, str]:
         num_estimates=config.planner.max_estimates,
         seed=options.seed,
     )
-    return plan_offline(requests, speed, settings, ClosedFormEstimator()), aims, warning
+    estimator = SimulationEstimator(config.routing.mode) if options.simulates else ClosedFormEstimator()
+    return plan_offline(requests, speed, settings, estimator), aims, warning
 
 
 def read_aims(texts: tuple[str, ...], attainment: float) -> PlanAims:

@@ -302,9 +302,17 @@ class SimulatedIngress:
         return len(self._flights) + len(self._waiting)
 
     def unfinished(self) -> list[tuple[int, SimulatedRequest]]:
-        """Return what the requests that are still on their way have got, with their indices."""
+        """Return what the requests that are still on their way have got, with their indices; at the end."""
         flights = [*self._flights.values(), *(flight for flight, _, _ in self._waiting.values())]
+        for flight in flights:
+            self._close_log(flight)
         return [(flight.index, flight.result(Outcome.UNFINISHED)) for flight in flights]
+
+    def _close_log(self, flight: Flight) -> None:
+        """Take in the tokens that the decode engine has given so far."""
+        if flight.route is not None:
+            num_tokens = flight.route.decode.engine.num_output_tokens(flight.request_id)
+            flight.close_log(flight.num_tokens if num_tokens is None else num_tokens)
 
     # -- recovery ------------------------------------------------------------------------------------------------
 
@@ -312,8 +320,7 @@ class SimulatedIngress:
         """End an attempt whose decode engine has failed, and begin another one if the decisions say so."""
         route = flight.route
         assert route is not None, "an attempt has a route"
-        num_tokens = route.decode.engine.num_output_tokens(flight.request_id)
-        flight.close_log(flight.num_tokens if num_tokens is None else num_tokens)
+        self._close_log(flight)
         engines = [route.decode] if flight.has_decoded or route.prefill is None else [route.decode, route.prefill]
         lost = {session.descriptor.key for session in engines if session.engine.is_dead}
         error = EngineFailed(flight.request_id, reason, num_new_tokens=flight.num_tokens, can_resume=can_resume)

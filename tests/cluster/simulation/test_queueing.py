@@ -87,6 +87,11 @@ def test_a_simulation_that_ends_early_has_the_requests_of_its_last_moment(
         ]
         assert unfinished == expected
         assert expected
+        for found in early.requests:
+            if found.outcome == "unfinished" and found.first_token_s <= until_s:
+                # The first token came with one step, and each further one with the next one.
+                assert found.num_output_tokens == int((early.duration_s - found.first_token_s) / STEP_S + 1e-9) + 1
+                assert found.itl_max_s == pytest.approx(STEP_S if found.num_output_tokens > 1 else 0.0)
 
 
 def _waits_of_queue(requests: list[tuple[float, float]], num_servers: int) -> list[float]:

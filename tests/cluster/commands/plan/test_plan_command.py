@@ -58,6 +58,20 @@ def test_a_plan_from_a_saved_cost_model(trace: Path, cost_model: Path) -> None:
     assert document["command"].startswith("raypd manifests --prefill ")
 
 
+@pytest.mark.more
+def test_fleets_of_a_plan_are_simulated_if_that_is_wanted(trace: Path, cost_model: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("planner: {estimate_requests: 20, max_estimates: 3}")
+    speed = ("--cost-model", cost_model, "--kv-tokens", 100_000)
+    result = _run("--config", config, "--trace", trace, "--slo", "ttft=1s,itl=50ms", *speed, "--simulate", "--json")
+    assert result.exit_code == 0, result.output
+    plan = json.loads(result.output)["plan"]
+    assert plan["estimated_by"] == "simulation"
+    assert plan["recommended"]["service"]["attainment"] >= 0.9
+    assert plan["recommended"]["growth"] >= 1.0
+    assert plan["one_more"]["growth"] >= plan["recommended"]["growth"]
+
+
 def test_a_plan_from_a_data_sheet_says_loudly_that_nothing_was_measured(trace: Path, tmp_path: Path) -> None:
     config = {
         "hidden_size": 4096,
