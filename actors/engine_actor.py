@@ -7,7 +7,8 @@ event loop of its own; only the main event loop touches the gRPC server.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -34,12 +35,14 @@ class EngineReady:
     address:      host:port of the engine's gRPC server
     node_id:      Ray's id of the engine's node
     node_address: address of this node, by which the other nodes reach it
+    phases_s:     seconds that each phase of the start took, in their order
     """
 
     address: str
     facts: ModelFacts
     node_id: str
     node_address: str
+    phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,8 @@ class EngineActor:
         node_address = _node_address()
         address = await self._server.start(host or node_address, key_order)
         leave_out_what_is_loaded()
-        return EngineReady(address, self._server.facts, ray.get_runtime_context().get_node_id(), node_address)
+        node_id = ray.get_runtime_context().get_node_id()
+        return EngineReady(address, self._server.facts, node_id, node_address, self._server.phases.durations_s())
 
     async def stop(self) -> None:
         """Abort all requests, close every link, and release memory and threads."""
@@ -163,7 +167,7 @@ class EngineActor:
     @ray.method(concurrency_group="control")
     async def progress(self) -> str:
         """Return the present phase of the engine's start, in a few words."""
-        return self._server.progress
+        return self._server.phases.present
 
 
 def _node_address() -> str:

@@ -43,6 +43,7 @@ from actors.process.cpu_binding import ComputeThreads, CpuBinding, CpuShare, dec
 from actors.process.loop_watch import LoopWatch
 from actors.process.openmp import call_in_ending_thread
 from actors.process.profiling import EngineProfiler
+from actors.process.start_phases import StartPhases
 from actors.ranks.process_ranks import ProcessRanks
 from actors.ranks.rank_launcher import RankLauncher
 from actors.sessions.block_messages import CachedBlocks
@@ -108,7 +109,8 @@ class EngineServer:
             self._config = config.model_copy(update={"parallel": parallel})
         self._engine_id = engine_id
         self._incarnation = incarnation
-        self._progress = "starting"
+        self.phases = StartPhases()
+        """The phases of the start, in words for the controller."""
         self._error: str | None = None
         self._wake = threading.Event()
         self._profiling = threading.Lock()
@@ -370,11 +372,6 @@ class EngineServer:
         return self._thread.seconds_in_step if self._thread is not None else 0.0
 
     @property
-    def progress(self) -> str:
-        """The engine's present phase, in a few words."""
-        return self._progress
-
-    @property
     def error(self) -> str | None:
         """Why the engine thread died; None while it lives."""
         return self._error
@@ -384,7 +381,7 @@ class EngineServer:
         self._core.scheduler.check_integrity()
 
     def _say(self, progress: str) -> None:
-        self._progress = progress
+        self.phases.begin(progress)
         logger.info("engine %s", progress, extra={"engine_id": self._engine_id})
 
     def _on_death(self, error: BaseException) -> None:

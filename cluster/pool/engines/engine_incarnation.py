@@ -231,7 +231,8 @@ class EngineIncarnation:
             facts.pairing,
             self.model_version,
         )
-        say(f"{self.engine_id}: loaded, {facts.layout.num_blocks} KV blocks, at {address}")
+        took = ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in ready.phases_s.items())
+        say(f"{self.engine_id}: loaded ({took}), {facts.layout.num_blocks} KV blocks, at {address}")
 
     async def find(self, saved: SavedEngine) -> bool:
         """Find the actor and the placement group that an earlier controller has made. Returns whether both exist."""

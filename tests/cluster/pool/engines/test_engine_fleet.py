@@ -80,7 +80,8 @@ class FakeEngine:
         await self.may_load.wait()
         address = f"{self.engine_id}:{self.incarnation}"
         layout = replace(LAYOUT, key_order=key_order or "plain")
-        return EngineReady(address, ModelFacts(64, 257, (256,), layout), "node-a", "10.0.0.1")
+        phases_s = {"loading weights": 2.04, "warming up": 0.5}
+        return EngineReady(address, ModelFacts(64, 257, (256,), layout), "node-a", "10.0.0.1", phases_s)
 
     async def health(self) -> EngineHealth:
         self.num_asked += 1
@@ -255,6 +256,13 @@ async def test_engines_serve_once_they_are_proven_as_a_pair(world: World) -> Non
     assert set(world.ingresses.proven) == {("prefill-0", "decode-0")}
     assert world.members() == {("prefill-0", 1), ("decode-0", 1)}
     assert world.ingresses.published[-1] == world.fleet.membership
+
+
+async def test_the_start_says_how_long_each_phase_of_an_engine_took(world: World) -> None:
+    await world.up()
+    num_blocks = LAYOUT.num_blocks
+    said = f"decode-0: loaded (loading weights 2.0 s, warming up 0.5 s), {num_blocks} KV blocks, at decode-0:1"
+    assert said in world.fleet.progress.after(0)
 
 
 async def test_all_engines_keep_keys_in_the_order_that_a_later_controller_finds(world: World) -> None:
