@@ -172,7 +172,8 @@ class EngineServer:
             trust=self._trust,
         )
         binding = await asyncio.to_thread(self._decide_binding)
-        self._facts = replace(core.executor.facts, cpu_threads=str(binding))
+        facts = core.executor.facts
+        self._facts = replace(facts, cpu_threads=f"{binding}{facts.cpu_threads}")
         self._block_reports = BlockReports.of(core.scheduler, sessions.deliver_kv_events)
         self._thread = EngineThread(core, sessions.deliver, self._on_death, self._wake, binding, self._block_reports)
         self._thread.start()

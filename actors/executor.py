@@ -60,6 +60,7 @@ class InProcessExecutor:
             attention_backend=runner.attention_backend,
             attention_reason=runner.attention_reason,
             linear_layers=runner.linear_layers,
+            cpu_threads=str(runner.threads),
             cuda_graphs=runner.cuda_graphs,
         )
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +31,7 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.core.scheduler import Scheduler
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor
+from actors.model import launched_step as launched_step_module
 from actors.model import model_runner as model_runner_module
 from actors.model.attention import cascade
 from actors.model.attention.torch_backend import TorchAttention, TorchBatch
@@ -50,6 +52,11 @@ class Parts:
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self._in_step: dict[str, float] = defaultdict(float)
+        self._wrapped = ExitStack()
+
+    def close(self) -> None:
+        """Put the functions back that were wrapped."""
+        self._wrapped.close()
 
     def wrap(self, owner: Any, attribute: str, name: str) -> None:  # a class or a module
         """Time every call of owner.attribute as part `name`."""
@@ -63,6 +70,7 @@ class Parts:
                 self._in_step[name] += time.perf_counter() - start_s
 
         setattr(owner, attribute, timed)
+        self._wrapped.callback(setattr, owner, attribute, original)
 
     def time(self, name: str, call: Callable[[], object]) -> None:
         """Time one call as part `name`."""
@@ -112,7 +120,15 @@ def run(
         }
     )
     core = _engine(model_config, batch, context + steps + 8, threads, overlap=overlap, cache=cache)
-    parts = Parts()
+    with closing(Parts()) as parts:
+        _wrap_all(parts)
+        _decode(core, parts, batch=batch, context=context, common=common, steps=steps)
+        title = f"decode step, batch {batch}, context {context}, {dtype}, {threads} thread(s), overlap {overlap}"
+        Console().print(_table(parts, title))
+
+
+def _wrap_all(parts: Parts) -> None:
+    """Time the parts of EngineCore.step()."""
     parts.wrap(Scheduler, "schedule", "schedule")
     parts.wrap(Scheduler, "update_from_output", "update")
     parts.wrap(InputBatch, "update", "input batch: update")
@@ -122,10 +138,15 @@ def run(
     for step in (TorchBatch, VllmCpuBatch):
         parts.wrap(step, "attend", "attention: all layers (inside forward)")
     parts.wrap(ModelRunner, "_forward", "forward")
-    parts.wrap(model_runner_module, "sample", "sample")
+    parts.wrap(model_runner_module, "start_sampling", "sample")
     parts.wrap(InputBatch, "sampling_batch", "sample: bookkeeping")
-    parts.wrap(InputBatch, "append", "input batch: append")
-    parts.wrap(model_runner_module, "_collect", "collect")
+    parts.wrap(InputBatch, "extend", "input batch: extend")
+    parts.wrap(InputBatch, "fill", "input batch: fill")
+    parts.wrap(launched_step_module, "collect", "collect")
+
+
+def _decode(core: EngineCore, parts: Parts, *, batch: int, context: int, common: int, steps: int) -> None:
+    """Compute the prompts, and time the steps that decode all of them."""
     for index in range(batch):
         prompt = [*_tokens(common, batch), *_tokens(context - common, index)]
         params = SamplingParams(temperature=0.0, max_tokens=steps + 4, ignore_eos=True)
@@ -145,9 +166,6 @@ def run(
             parts.time("output messages: encode", partial(encode, Outputs(outputs)))
         if index >= _NUM_WARM_STEPS:
             parts.end_step(step_s)
-    Console().print(
-        _table(parts, f"decode step, batch {batch}, context {context}, {dtype}, {threads} thread(s), overlap {overlap}")
-    )
 
 
 def _tokens(count: int, seed: int) -> list[int]:

@@ -31,6 +31,7 @@ from actors.model.sampling.sampling_batch import SamplingBatch
 from actors.model.sampling.sampling_row import SamplingRow
 from actors.model.spec_decode.configured_proposer import make_proposer
 from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
+from actors.model.step_threads import StepThreads, num_usable_cores
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KeyOrder, KVCacheLayout
@@ -178,7 +179,15 @@ class LoadedRunner:
             choice=choice,
             proposer=proposer,
             adapters=self._adapters,
+            threads=self._step_threads(),
         )
+
+    def _step_threads(self) -> StepThreads:
+        """Return the threads of steps; ranks of a group compute at the same time, each on a part of the cores."""
+        model, num_threads = self.model, torch.get_num_threads()
+        if is_accelerator(model.device) or model.geometry.tp_size > 1:
+            return StepThreads(num_threads)
+        return StepThreads.beside(num_threads, num_usable_cores())
 
     def _needs(self) -> AttentionNeeds:
         """Return what the model asks of attention. Raises AttentionBackendUnavailable if nothing serves it."""

@@ -39,6 +39,7 @@ from actors.model.sampling.prompt_logprobs import PromptParts
 from actors.model.sampling.sampler import sample, start_sampling
 from actors.model.spec_decode.proposer import Proposer
 from actors.model.spec_decode.verification import StepDrafts
+from actors.model.step_threads import StepThreads
 from actors.model.uploads import upload
 from kv_transfer.device_kind import is_accelerator, mark_for_waiting
 from kv_transfer.layout import KVCacheLayout
@@ -58,6 +59,7 @@ class ModelRunner:
         choice: BackendChoice,
         proposer: Proposer | None = None,
         adapters: AdapterStore | None = None,
+        threads: StepThreads | None = None,
     ) -> None:
         """Put the parts of a loaded model together.
 
@@ -67,6 +69,7 @@ class ModelRunner:
         choice:   how the attention backend was chosen
         proposer: drafts tokens; None if this rank drafts nothing
         adapters: None if LoRA is not configured
+        threads:  of each step; None leaves torch's number as it is
         """
         self.layout = layout
         self.adapters = adapters
@@ -74,6 +77,8 @@ class ModelRunner:
         self._attention = attention
         self.attention_backend, self.attention_reason = choice.kind.name.value, choice.reason
         self.linear_layers = model.linear_layers
+        self.threads = threads or StepThreads(0)
+        """The threads of each step, from warm_up() on only where the results do not depend on them."""
         self._batch = batch
         self._max_num_batched_tokens = max_num_batched_tokens
         self._proposer = proposer
@@ -102,6 +107,10 @@ class ModelRunner:
         for start, stop in ((0, num_tokens), (num_tokens - 1, num_tokens)):
             shape = BatchShape(np.array([0, stop - start]), np.array([start]), table)
             self._forward(np.zeros(stop - start, dtype=np.int64), np.arange(start, stop), shape, np.zeros(1, np.int64))
+        # Token 0 is often the padding, whose embedding is zero.
+        token, first = np.full(1, self.vocab_size // 2), np.zeros(1, np.int64)
+        alone = BatchShape(np.array([0, 1]), first, table)
+        self.threads = self.threads.tried(lambda: self._forward(token, first, alone, first))
         kv_cache[0].zero_()
 
     def capture_graphs(self, config: ModelConfig, max_num_seqs: int, say: Callable[[str], None]) -> None:
@@ -124,13 +133,17 @@ class ModelRunner:
         """Compute one step, and sample a token for each request whose last token is in the step."""
         return self.launch(scheduler_output).result()
 
-    @torch.inference_mode()
     def launch(self, scheduler_output: SchedulerOutput) -> LaunchedStep:
         """Begin what execute_model() does. On an accelerator nothing is waited for, unless the step needs it.
 
         One thread launches steps and asks for their outputs, in the steps' order. It asks for a step's outputs before
         it launches the step after the next one.
         """
+        with self.threads.for_step(scheduler_output.total_num_scheduled_tokens):
+            return self._launch(scheduler_output)
+
+    @torch.inference_mode()
+    def _launch(self, scheduler_output: SchedulerOutput) -> LaunchedStep:
         has_other_tokens = scheduler_output.preempted_req_ids or scheduler_output.scheduled_resumed_reqs
         if has_other_tokens or self._proposer is not None or self._images is not None:
             self._settle()

@@ -19,6 +19,7 @@ from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from actors.engine_server import EngineServer
 from actors.errors import EngineNotStarted, ProfileUnderWay
+from actors.model import loaded_runner
 from actors.process.cpu_binding import CpuShare
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
@@ -65,18 +66,29 @@ async def test_a_running_engine_is_profiled_and_forgets_its_prefixes(checkpoint:
         await engine.stop()
 
 
-@pytest.mark.parametrize(("num_threads", "expected"), [(0, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("num_threads", "num_cores", "expected"),
+    [
+        (0, 4, "2 threads on any core: parallel.cpu_binding is none"),
+        (0, 2, "2 threads on any core: parallel.cpu_binding is none; 1 for a step of one token"),
+        (1, 2, "1 thread on any core: parallel.cpu_binding is none"),
+    ],
+)
 async def test_an_engine_has_as_many_threads_as_ray_has_reserved_cpus_unless_a_setting_says_otherwise(
-    num_threads: int, expected: int, checkpoint: Callable[[str], Path]
+    num_threads: int,
+    num_cores: int,
+    expected: str,
+    checkpoint: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(loaded_runner, "num_usable_cores", lambda: num_cores)
     config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
     parallel = ParallelConfig(num_threads=num_threads, cpu_binding="none")
     config = config.model_copy(update={"parallel": parallel})
     engine = EngineServer(config, "decode-0", 1, TRUST, cpu_share=CpuShare(2.5, 4))
     try:
         await engine.start("127.0.0.1")
-        threads = "1 thread" if expected == 1 else f"{expected} threads"
-        assert engine.facts.cpu_threads == f"{threads} on any core: parallel.cpu_binding is none"
+        assert engine.facts.cpu_threads == expected
     finally:
         await engine.stop()
         torch.set_num_threads(1)

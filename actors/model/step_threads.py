@@ -1,0 +1,66 @@
+"""Chooses the number of torch's threads for a step: a step of one token leaves a core to what delivers its token.
+
+Where an engine computes on every core of its host, its threads wait for each other whenever the ingress, the client or
+the engine's own event loop has a core, which is after every token. A step of one token is bound by memory: on two cores
+of the machines in benchmarks/RESULTS.md one thread computes it as fast as two, so it has nothing to lose.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepThreads:
+    """Numbers of torch's threads.
+
+    all_threads: for steps of several tokens, and outside of steps
+    of_one_token: for a step of one token; 0 stands for all threads
+    """
+
+    all_threads: int
+    of_one_token: int = 0
+
+    @classmethod
+    def beside(cls, num_threads: int, num_cores: int) -> StepThreads:
+        """Leave a core free if the threads take all cores. num_cores: that this process may use"""
+        takes_all = 1 < num_threads == num_cores
+        return cls(num_threads, num_threads - 1 if takes_all else 0)
+
+    @contextmanager
+    def for_step(self, num_tokens: int) -> Iterator[None]:
+        """Let the calling thread compute a step with its number of threads; afterwards it has all again."""
+        if num_tokens != 1 or not self.of_one_token:
+            yield
+            return
+        torch.set_num_threads(self.of_one_token)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(self.all_threads)
+
+    def tried(self, compute: Callable[[], Tensor]) -> StepThreads:
+        """Compute a step of one token both ways. Return these numbers if the results have the same bits, or else none.
+
+        A request's tokens must not depend on whether others are in its step.
+        """
+        if not self.of_one_token:
+            return self
+        with self.for_step(1):
+            result = compute()
+        return self if torch.equal(compute(), result) else StepThreads(self.all_threads)
+
+    def __str__(self) -> str:
+        """Say what differs for a step of one token, to be put after the number of threads; empty if nothing does."""
+        return f"; {self.of_one_token} for a step of one token" if self.of_one_token else ""
+
+
+def num_usable_cores() -> int:
+    """Return the number of logical CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))

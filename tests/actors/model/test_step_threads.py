@@ -1,0 +1,79 @@
+"""Tests of actors/model/step_threads.py."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from actors.model.forward import FlatForward
+from actors.model.step_threads import StepThreads, num_usable_cores
+from tests.actors.model.stepping import Sequence, Stepper, make_runner
+from tests.reference import greedy_tokens, random_prompt
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("num_threads", "num_cores", "expected"), [(2, 2, 1), (4, 4, 3), (2, 4, 0), (4, 2, 0), (1, 1, 0)]
+)
+def test_a_core_is_left_free_where_the_threads_take_all(num_threads: int, num_cores: int, expected: int) -> None:
+    assert StepThreads.beside(num_threads, num_cores) == StepThreads(num_threads, expected)
+    assert num_usable_cores() >= 1
+
+
+@pytest.mark.usefixtures("threads")
+def test_only_a_step_of_one_token_has_fewer_threads_and_only_while_it_is_computed() -> None:
+    torch.set_num_threads(3)
+    threads = StepThreads.beside(3, 3)
+    for num_tokens, expected in ((1, 2), (2, 3), (0, 3)):
+        with threads.for_step(num_tokens):
+            assert torch.get_num_threads() == expected
+        assert torch.get_num_threads() == 3
+    with pytest.raises(ZeroDivisionError), threads.for_step(1):
+        _ = 1 // 0
+    assert torch.get_num_threads() == 3
+    assert str(threads) == "; 2 for a step of one token"
+    assert not str(StepThreads(3))
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_number_stays_where_it_would_change_the_results() -> None:
+    torch.set_num_threads(2)
+    threads = StepThreads.beside(2, 2)
+    assert threads.tried(lambda: torch.ones(3)) == threads
+    count = itertools.count()
+    assert threads.tried(lambda: torch.full((3,), next(count) * 1e-9)) == StepThreads(2)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_request_alone_is_decoded_with_a_core_left_free(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = checkpoint("llama")
+    runner = make_runner(directory)
+    torch.set_num_threads(2)
+    runner.threads = StepThreads.beside(2, 2)
+    runner.warm_up()
+    assert runner.threads == StepThreads(2, 1), "the results have the same bits"
+    used: list[tuple[int, int]] = []
+    compute = FlatForward.__call__
+
+    def noting(forward: FlatForward, input_ids: torch.Tensor, *arguments: object) -> torch.Tensor:
+        used.append((len(input_ids), torch.get_num_threads()))
+        return compute(forward, input_ids, *arguments)  # type: ignore[arg-type]  # the arguments are handed on
+
+    monkeypatch.setattr(FlatForward, "__call__", noting)
+    stepper = Stepper(runner)
+    stepper.add("alone", Sequence(random_prompt(9)))
+    assert stepper.run(num_output_tokens=4) == {"alone": greedy_tokens(directory, tuple(random_prompt(9)), 4)}
+    assert used == [(9, 2), (1, 1), (1, 1), (1, 1)]
