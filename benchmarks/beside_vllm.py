@@ -8,6 +8,9 @@ is `raypd bench`. vLLM is taken from an environment of its own, since its depend
     uv pip uninstall --python /tmp/vllm-venv/bin/python torchvision torchaudio torchcodec
     python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv
     python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv --short --compiled
+    python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv --smoke --pairs 1 --model 82M
+
+The last one only shows that the benchmark works: its figures mean nothing.
 
 The index has to offer torch 2.13.0+cpu. PyPI's torchvision is for CUDA builds of torch, and is not needed. Without
 that environment nothing is measured. Run it on a machine that does nothing else. Five pairs take hours; with
@@ -23,8 +26,8 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -38,8 +41,9 @@ from benchmarks.server_runs import RAYPD, bench, highest_good_rate, percentile_s
 from cluster.bench.pairs import MIN_PAIRS, a_is_first, compare
 from cluster.config import DEMO_MODEL
 
-_TTFT_AIM: Final = 5.0
-_TPOT_AIM: Final = 3.0
+_AIMS: Final = {"ttft": 5.0, "tpot": 3.0}
+"""The aims of goodput, in multiples of what an idle server takes. TPOT is the mean of a request's ITLs: if the longest
+one had to keep the aim, neither server would have a good request beside another one's prompt, at any rate."""
 _CONTEXT: Final = 4096
 Figures = Mapping[str, float]
 
@@ -75,7 +79,7 @@ class Cells:
     bursts: all requests at once, for the throughput
     alone:  one request after the other, for the TPOT
     firsts: one request after the other, for the TTFT
-    idle:   one request after the other, whose TTFT and TPOT are the measure of goodput
+    idle:   one request after the other; the TTFT and TPOT of the slower server are the measure of goodput
     rated:  requests at each rate of the search for the goodput
     num_halvings: of the interval that has the goodput
     """
@@ -114,6 +118,14 @@ SHORT: Final = {
         num_halvings=1,
     ),
 }
+SMOKE: Final = Cells(
+    bursts=(Requests(2, 32, 8),),
+    alone=Requests(1, 32, 8),
+    firsts=(Requests(1, 64, 4),),
+    idle=Requests(1, 64, 8),
+    rated=Requests(2, 64, 8),
+    num_halvings=0,
+)
 SHAPES: Final = {"82M": Shape(768, 2048, 12, 12, 4), "0.5B": Shape(1024, 5504, 24, 16, 4)}
 
 
@@ -123,6 +135,7 @@ def run(
     model: Annotated[str, typer.Option(help="82M, 0.5B or both.")] = "both",
     compiled: Annotated[bool, typer.Option(help="Let vLLM compile the model, instead of running it eagerly.")] = False,
     short: Annotated[bool, typer.Option(help="Fewer and shorter requests, and less of them for 0.5B.")] = False,
+    smoke: Annotated[bool, typer.Option(help="A few short requests, to see that the benchmark works.")] = False,
     goodput: Annotated[bool, typer.Option(help="Search the goodput of the 82M model.")] = True,
 ) -> None:
     """Measure both servers in turns and print the medians, or the reason why nothing is measured."""
@@ -136,18 +149,59 @@ def run(
     for name in SHAPES if model == "both" else [model]:
         with tempfile.TemporaryDirectory() as directory:
             checkpoint = make_checkpoint(Path(directory) / name, SHAPES[name])
-            servers = {"raypd": _raypd, "vLLM": lambda path, port: _vllm(vllm, path, port, compiled=compiled)}
-            found: dict[str, list[Figures]] = {server: [] for server in servers}
-            cells = SHORT[name] if short else FULL
+            servers: dict[str, Callable[[Path, int], Sequence[str]]]
+            servers = {"raypd": _raypd, "vLLM": partial(_vllm, vllm, compiled=compiled)}
+            cells = SMOKE if smoke else SHORT[name] if short else FULL
+            measured = {server: _Measured(partial(command, checkpoint), cells) for server, command in servers.items()}
+            if goodput and name == "82M":
+                aims = common_aims([one.idle_figures() for one in measured.values()])
+                console.print(f"the aims of goodput: {aims}")
+                for one in measured.values():
+                    one.aims = aims
             for pair in range(pairs):
-                for server in sorted(servers, reverse=not a_is_first(pair)):
+                for server in sorted(measured, reverse=not a_is_first(pair)):
                     started_s = time.monotonic()
-                    with serving(partial(servers[server], checkpoint)) as up:
-                        figures = _measure(up.url, cells, with_goodput=goodput and name == "82M", seed=pair)
-                    found[server].append({**figures, "start to ready, s": up.start_s})
+                    figures = measured[server].measure(seed=pair)
                     elapsed_s = time.monotonic() - started_s
                     console.print(f"{name}, pair {pair + 1}, {server}, {elapsed_s:.0f} s: {figures}", soft_wrap=True)
-            console.print(table_of(f"{name}, vLLM {'compiled' if compiled else 'eager'}", found))
+            title = f"{name}, vLLM {'compiled' if compiled else 'eager'}"
+            console.print(table_of(title, {server: one.found for server, one in measured.items()}))
+
+
+@dataclass(slots=True)
+class _Measured:
+    """One of the two servers, and its figures so far.
+
+    command: returns the command that serves on a port
+    aims:    `raypd bench --slo` of the search for the goodput; None: it is not searched
+    """
+
+    command: Callable[[int], Sequence[str]]
+    cells: Cells
+    aims: str | None = None
+    found: list[Figures] = field(default_factory=list)
+
+    def idle_figures(self) -> Figures:
+        """Start the server, and return its TTFT and TPOT while it has one request at a time, in ms."""
+        with serving(self.command) as up:
+            idle = _bench_alone(up.url, 0, self.cells.idle)
+        return {metric: _p50_ms(idle, metric) for metric in _AIMS}
+
+    def measure(self, seed: int) -> Figures:
+        """Start the server, and measure it once."""
+        with serving(self.command) as up:
+            figures = {**_measure(up.url, self.cells, self.aims, seed=seed), "start to ready, s": up.start_s}
+        self.found.append(figures)
+        return figures
+
+
+def common_aims(idle: Sequence[Figures]) -> str:
+    """Return the same aims for all servers, as `raypd bench --slo` takes them: multiples of the slowest one's figures.
+
+    idle: TTFT and TPOT of each server, in ms. A server that is fast while it is idle must not have to be faster under
+        load than the other one.
+    """
+    return ",".join(f"{metric}={times * max(one[metric] for one in idle):.3f}ms" for metric, times in _AIMS.items())
 
 
 def why_skipped(environment: Path | None) -> str | None:
@@ -207,7 +261,7 @@ def _vllm(environment: Path, checkpoint: Path, port: int, *, compiled: bool) -> 
     return [*server, "--model", str(checkpoint), *options, "--no-enable-prefix-caching", *eager]
 
 
-def _measure(url: str, cells: Cells, *, with_goodput: bool, seed: int) -> Figures:
+def _measure(url: str, cells: Cells, aims: str | None, seed: int) -> Figures:
     """Return all figures of one server. Times are in ms, rates in tokens or requests per second."""
     figures: dict[str, float] = {}
     for requests in cells.bursts:
@@ -215,11 +269,7 @@ def _measure(url: str, cells: Cells, *, with_goodput: bool, seed: int) -> Figure
     figures["TPOT of one stream"] = _p50_ms(_bench_alone(url, seed, cells.alone), "tpot")
     for requests in cells.firsts:
         figures[f"TTFT of {requests.input_len} tokens"] = _p50_ms(_bench_alone(url, seed, requests), "ttft")
-    if with_goodput:
-        idle = _bench_alone(url, seed, cells.idle)
-        # TPOT is the mean of a request's ITLs. Held against the longest one, neither server had a good request beside
-        # another one's prompt, at any rate.
-        aims = f"ttft={_TTFT_AIM * _p50_ms(idle, 'ttft'):.3f}ms,tpot={_TPOT_AIM * _p50_ms(idle, 'tpot'):.3f}ms"
+    if aims is not None:
 
         def share_at(rate: float) -> float:
             return float(_bench(url, seed, cells.rated, "--request-rate", str(rate), "--slo", aims)["goodput"]["share"])

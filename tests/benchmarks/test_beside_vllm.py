@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.beside_vllm import Shape, make_checkpoint, run, table_of, why_skipped
+from benchmarks.beside_vllm import Shape, common_aims, make_checkpoint, run, table_of, why_skipped
 from cluster.checks.checkpoint_files import read_config_file, read_weights
 
 
@@ -33,3 +33,8 @@ def test_the_table_has_medians_and_the_ratio_within_pairs() -> None:
     raypd = [{"tok/s": 2 * one["tok/s"]} for one in vllm]
     cells = [list(column.cells) for column in table_of("82M", {"raypd": raypd, "vLLM": vllm}).columns]
     assert cells == [["tok/s"], ["30.00"], ["60.00"], ["2.00 (2.00 to 2.00)"]]
+
+
+def test_both_servers_have_the_aims_of_the_slower_one() -> None:
+    idle = [{"ttft": 160.0, "tpot": 14.0}, {"ttft": 250.0, "tpot": 10.5}]
+    assert common_aims(idle) == "ttft=1250.000ms,tpot=42.000ms"
