@@ -39,7 +39,12 @@ from tests.simulated_gpu.tensors import SIMULATION, ChangedTooEarly, MixedDevice
 
 CheckpointOf = Callable[[str], Path]
 DEVICE = install()
-DENSE_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt")
+DENSE_FAMILIES = (
+    *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt"),
+    *("granite_swa", "nemotron", "stablelm", "falcon", "falcon_40b", "falcon_mha"),
+)
+IRREGULAR_FAMILIES = ("gemma4", "gemma3n", "mimo", "minicpm3", "youtu")
+"""Their layers differ in their KV, or cache latents: the torch backend serves them, without graphs."""
 MIXTURES = ("mixtral", "qwen3_moe")
 PROMPT_LENGTHS = (1, 7, 16, 33, 40)
 NUM_OUTPUT_TOKENS = 12
@@ -197,6 +202,21 @@ class TestFamilies:
         assert eager.cuda_graphs == "none: model.enforce_eager is set"
         SIMULATION.take_waits()
         assert run(eager) == expected
+
+    @pytest.mark.parametrize("family", IRREGULAR_FAMILIES)
+    def test_families_that_the_kernels_do_not_serve_wait_for_their_tokens_only(
+        self, family: str, checkpoint: CheckpointOf
+    ) -> None:
+        directory = checkpoint(family)
+        runner = make_runner(directory)
+        runner.warm_up()
+        runner.capture_graphs(ModelConfig(model=str(directory), cuda_graph_sizes=(2,)), 16, lambda text: None)
+        assert runner.cuda_graphs == "none: the attention backend cannot be captured"
+        SIMULATION.take_waits()
+        assert run(runner) == {
+            str(length): greedy_tokens(directory, tuple(random_prompt(length)), NUM_OUTPUT_TOKENS)
+            for length in PROMPT_LENGTHS
+        }
 
 
 class TestExperts:

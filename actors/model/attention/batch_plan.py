@@ -18,6 +18,7 @@ from torch import Tensor
 from actors.model.attention.batch_attention import BatchShape, Reach
 from actors.model.attention.cascade import count_shared_blocks
 from actors.model.cache.group_memory import GroupMemory
+from actors.model.uploads import upload
 from kv_transfer.layout import KeyOrder
 
 # Decoding sequences share one padded gather while the longest of them has at most this many times as many blocks as the
@@ -277,10 +278,11 @@ def _tiles(blocks: np.ndarray, cache: CacheShape) -> Tensor:
 
 
 def _to_mask(is_visible: np.ndarray, cache: CacheShape) -> Tensor:
-    visible = torch.from_numpy(is_visible).to(cache.device)
+    [visible] = upload([is_visible], cache.device)
     mask = torch.zeros(visible.shape, dtype=cache.dtype, device=cache.device)
     return mask.masked_fill_(~visible, float("-inf"))
 
 
 def _to_tensor(indices: np.ndarray, cache: CacheShape) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(indices, dtype=np.int64)).to(cache.device)
+    [uploaded] = upload([np.ascontiguousarray(indices, dtype=np.int64)], cache.device)
+    return uploaded

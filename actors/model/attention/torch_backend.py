@@ -34,6 +34,7 @@ from actors.model.attention.probe import KVGeometry
 from actors.model.attention.sinks import softmax_with_sinks
 from actors.model.cache.group_memory import GroupMemory, group_memories, rows_of
 from actors.model.cache.kv_groups import LayerPlane
+from actors.model.uploads import upload
 from kv_transfer.device_kind import is_accelerator
 from kv_transfer.layout import KeyOrder
 
@@ -178,7 +179,8 @@ class TorchBatch:
         """The masks of buckets with several tokens, repeated for the query heads of a KV head, by the bucket's id."""
         begun = begun_blocks(shape, backend.block_size)
         if len(begun):
-            backend.kv_cache.index_fill_(0, torch.from_numpy(begun).to(backend.kv_cache.device), 0)
+            [blocks] = upload([begun], backend.kv_cache.device)
+            backend.kv_cache.index_fill_(0, blocks, 0)
 
     def attend(
         self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None

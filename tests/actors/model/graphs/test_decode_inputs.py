@@ -34,7 +34,8 @@ def test_a_row_without_a_request_writes_no_key_and_attends_to_none() -> None:
 def test_rows_of_an_earlier_step_are_gone() -> None:
     inputs = DecodeInputs(max_size=4, max_blocks=3, device=torch.device("cpu"))
     inputs.write(STEP, 4, torch.zeros(5, 1))
-    one = DecodeStep(*(np.array([number]) for number in (9, 0, 48, 1)), np.array([[3]]), np.zeros(0, np.int64))
+    nine, zero, slot, length = (np.array([number]) for number in (9, 0, 48, 1))
+    one = DecodeStep(nine, zero, slot, length, block_tables=np.array([[3]]), begun_blocks=np.zeros(0, np.int64))
     inputs.write(one, 2, torch.zeros(5, 1))
     assert inputs.attention(2).slots.tolist() == [48, -1]
     assert inputs.attention(2).seq_lens.tolist() == [1, 0]
