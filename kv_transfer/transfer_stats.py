@@ -26,6 +26,21 @@ class LinkState(enum.Enum):
     """The data thread has ended, or was never started."""
 
 
+class TransferFailure(enum.StrEnum):
+    """Why a transfer has failed, as the end that counts it sees it."""
+
+    LINK_LOST = "link_lost"
+    NO_RESERVATION = "no_reservation"
+    """At a producer: the consumer did not reserve blocks in time."""
+    CONSUMER_CANCELLED = "consumer_cancelled"
+    """At a producer: the consumer does not want the KV any more, as its request has ended or waited too long."""
+    PRODUCER_GAVE_UP = "producer_gave_up"
+    CORRUPT = "corrupt"
+    """At a consumer: a chunk's checksum differs from the producer's."""
+    REPEATED_ID = "repeated_id"
+    """At a consumer: another request has a transfer of this id."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferTimings:
     """Sizes and times of one transfer, as its consumer measured them on its monotonic clock.
@@ -76,6 +91,8 @@ class TransferStats:
     num_transfers_completed: Total = 0
     num_transfers_failed: Total = 0
     num_transfers_cancelled: Total = 0
+    failures: Annotated[dict[Word, Total], Meta(max_length=MAX_KINDS)] = field(default_factory=dict)
+    """The transfers in num_transfers_failed by TransferFailure."""
     num_retries: Total = 0
     """Transfers that were begun for a request that had been submitted before."""
     num_stalls: Total = 0

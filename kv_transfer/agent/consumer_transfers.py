@@ -20,6 +20,7 @@ from kv_transfer.links.checksum import ComparedChunks
 from kv_transfer.links.peer_link import PeerLink
 from kv_transfer.links.send_receive_thread import ChunkJob
 from kv_transfer.params import TransferId
+from kv_transfer.transfer_stats import TransferFailure
 from kv_transfer.transports.base import ComputeEvent
 
 
@@ -72,7 +73,7 @@ class ConsumerTransfers:
             )
             reason = f"{transfer_id}: another request has a transfer of this id"
             failed = ReceivedKV(LoadOutcome.FAILED, num_local_tokens, reason=reason)
-            self._reports.count_received(failed)
+            self._reports.count_received(failed, TransferFailure.REPEATED_ID)
             self._reports.add(FinishedReceiving(reservation.key, failed))
             return
         assert reservation.key not in self._transfer_of_key, f"a second load under one key: {reservation.key}"
@@ -211,7 +212,7 @@ class ConsumerTransfers:
                     job = link.make_job(machine.transfer_id, machine.attempt, index, block_ids, consuming.vacated)
                     link.data.put(job)
                 case ReportReceived(received):
-                    self._reports.count_received(received)
+                    self._reports.count_received(received, machine.failure)
                     self._reports.add(FinishedReceiving(consuming.key, received))
                     self._forget(consuming)
                 case _:

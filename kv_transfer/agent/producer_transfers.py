@@ -267,7 +267,7 @@ class ProducerTransfers:
                 case ReportReady():
                     self._reports.add(ReadyToPrefill(key))
                 case ReportFailedSending(reason):
-                    self._reports.stats.num_transfers_failed += 1
+                    self._reports.count_failed(machine.failure)
                     self._reports.add(FailedSending(key, reason))
                 case ReportFinishedSending():
                     self._reports.add(FinishedSending(key))

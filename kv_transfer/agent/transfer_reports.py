@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kv_transfer.connector.reports import KVConnectorOutput, LoadOutcome, ReceivedKV, TransferReport
-from kv_transfer.transfer_stats import TransferStats
+from kv_transfer.transfer_stats import TransferFailure, TransferStats
 
 
 class TransferReports:
@@ -30,11 +30,17 @@ class TransferReports:
         """Count a transfer that has begun: as a retry if the request was submitted before."""
         self.stats.num_retries += attempt > 0
 
-    def count_received(self, received: ReceivedKV) -> None:
-        """Count a load that is over, by its outcome, and a handoff's times."""
+    def count_failed(self, failure: TransferFailure) -> None:
+        """Count a transfer that has failed."""
+        failures = self.stats.failures
+        failures[failure.value] = failures.get(failure.value, 0) + 1
+        self.stats.num_transfers_failed += 1
+
+    def count_received(self, received: ReceivedKV, failure: TransferFailure) -> None:
+        """Count a load that is over, by its outcome, and a handoff's times. failure: why it has failed, if it has"""
         stats, timings = self.stats, received.timings
         if received.outcome is LoadOutcome.FAILED:
-            stats.num_transfers_failed += 1
+            self.count_failed(failure)
         elif received.outcome is LoadOutcome.CANCELLED:
             stats.num_transfers_cancelled += 1
         else:

@@ -59,6 +59,7 @@ class TransferTable:
             oldest_pin_at_s=None if oldest_s is None else epoch_s + oldest_s,
             link_loads=self._producing.meter.loads(),
             dropped_messages=dict(stats.dropped_messages),
+            failures=dict(stats.failures),
         )
         return output
 

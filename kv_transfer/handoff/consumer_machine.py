@@ -28,7 +28,7 @@ from kv_transfer.handoff.instructions import Instruction, ReceiveBlocks, ReportR
 from kv_transfer.handoff.transfer_story import TransferStory
 from kv_transfer.handoff.transition_table import Transition
 from kv_transfer.params import TransferId
-from kv_transfer.transfer_stats import TransferTimings
+from kv_transfer.transfer_stats import TransferFailure, TransferTimings
 
 if TYPE_CHECKING:
     # The simulator reads this file, and torch takes seconds to load.
@@ -149,6 +149,13 @@ class ConsumerMachine:
     _first_chunk_s: float | None = None
     _prefill_finished_s: float | None = None
     _is_in_pieces: bool = False
+
+    @property
+    def failure(self) -> TransferFailure:
+        """Why the load has failed, once ReportReceived has said that it has."""
+        if self._finished is None or self._num_received_chunks < self._finished.num_chunks:
+            return TransferFailure.LINK_LOST
+        return TransferFailure.PRODUCER_GAVE_UP if self._corrupt_chunk is None else TransferFailure.CORRUPT
 
     @property
     def is_over(self) -> bool:

@@ -37,6 +37,7 @@ from kv_transfer.handoff.instructions import (
 from kv_transfer.handoff.transfer_story import TransferStory
 from kv_transfer.handoff.transition_table import Transition
 from kv_transfer.params import TransferId
+from kv_transfer.transfer_stats import TransferFailure
 
 
 class ProducerState(enum.IntEnum):
@@ -145,6 +146,14 @@ class ProducerMachine:
     _num_queued_chunks: int = 0
     _num_sent_chunks: int = 0
     _next_block: int = 0
+    _has_lost_link: bool = False
+
+    @property
+    def failure(self) -> TransferFailure:
+        """Why the transfer has failed, once ReportFailedSending has said that it has."""
+        if self.state is ProducerState.UNANSWERED:
+            return TransferFailure.NO_RESERVATION
+        return TransferFailure.LINK_LOST if self._has_lost_link else TransferFailure.CONSUMER_CANCELLED
 
     @property
     def is_awaiting_ready(self) -> bool:
@@ -243,6 +252,7 @@ class ProducerMachine:
         row = self._find(ProducerEvent.LINK_LOST)
         if row is None:
             return []
+        self._has_lost_link = True
         self._num_queued_chunks = self.num_announced_chunks = self._num_sent_chunks
         if self.state is ProducerState.FINISHING:
             return self._finish(row)

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from cluster.observability.prometheus.declaration import Declaration, counter, gauge
 from cluster.observability.prometheus.engine_figures import Values
 from cluster.observability.status import EngineView
-from kv_transfer.transfer_stats import TransferStats
+from kv_transfer.transfer_stats import TransferFailure, TransferStats
 
 _LABELS: Final = ("engine", "role")
 
@@ -48,6 +48,10 @@ def _outcomes(stats: TransferStats) -> Values:
     }
 
 
+def _failures(stats: TransferStats) -> Values:
+    return {(one.value,): stats.failures.get(one.value, 0) for one in TransferFailure}
+
+
 def _bytes(stats: TransferStats) -> Values:
     return {("sent",): stats.num_sent_bytes, ("received",): stats.num_received_bytes}
 
@@ -58,6 +62,14 @@ def _age_of_oldest_pin(stats: TransferStats, now_s: float) -> Values:
 
 _FIGURES: Final = (
     _counted("raypd_transfers_total", "KV transfers that have ended, by outcome.", _outcomes, "outcome"),
+    _counted(
+        "raypd_transfer_failures_total",
+        "KV transfers that have failed, as this end saw it. no_reservation: the decode engine did not reserve blocks "
+        "in time; consumer_cancelled: it did not want the KV any more; producer_gave_up; link_lost; corrupt: a chunk's "
+        "checksum was wrong; repeated_id: two requests had one id.",
+        _failures,
+        "reason",
+    ),
     _counted(
         "raypd_transfer_bytes_total",
         "Bytes of KV that the engine has sent and received.",

@@ -12,7 +12,7 @@ from kv_transfer.errors import ProtocolViolation
 from kv_transfer.handoff.consumer_machine import ConsumerMachine
 from kv_transfer.handoff.control_messages import Cancel, Chunk, Finished, Ready
 from kv_transfer.handoff.instructions import Instruction, ReceiveBlocks, ReportReceived, Send
-from kv_transfer.transfer_stats import TransferTimings
+from kv_transfer.transfer_stats import TransferFailure, TransferTimings
 
 BLOCKS = (5, 2, 8, 3)
 """For 14 tokens in blocks of 4: the first is here already, the last is partial."""
@@ -318,3 +318,19 @@ def test_a_cancel_whose_link_dies_has_no_deadline_any_more() -> None:
     cancel(transfer)
     link_lost(transfer)
     assert transfer.deadline_s is None
+
+
+@pytest.mark.parametrize(
+    ("events", "failure"),
+    [
+        ((link_lost,), TransferFailure.LINK_LOST),
+        ((chunk(1, 2), handed_over(2), link_lost), TransferFailure.LINK_LOST),
+        ((finished(ProducerEnd.ABORTED, 0),), TransferFailure.PRODUCER_GAVE_UP),
+        ((chunk(1, 3), handed_over(1), corrupt(3)), TransferFailure.CORRUPT),
+    ],
+)
+def test_a_failure_has_a_kind_of_its_own(events: tuple[Event, ...], failure: TransferFailure) -> None:
+    transfer = new_transfer()
+    *_, [last] = [event(transfer) for event in events]
+    assert isinstance(last, ReportReceived)
+    assert (last.received.outcome, transfer.failure) == (LoadOutcome.FAILED, failure)

@@ -22,6 +22,7 @@ from kv_transfer.handoff.instructions import (
     SendBlocks,
 )
 from kv_transfer.handoff.producer_machine import ProducerMachine, ProducerState
+from kv_transfer.transfer_stats import TransferFailure
 
 DEADLINE_S = 100.0
 BLOCKS = (9, 4, 7)
@@ -381,3 +382,19 @@ def test_only_a_transfer_that_awaits_ready_has_a_deadline() -> None:
         for event in history:
             event(transfer)
         assert transfer.is_awaiting_ready == (reached is ProducerState.AWAITING_READY), state
+
+
+@pytest.mark.parametrize(
+    ("events", "failure"),
+    [
+        ((link_lost,), TransferFailure.LINK_LOST),
+        ((time_is(DEADLINE_S),), TransferFailure.NO_RESERVATION),
+        ((ready(), cancel), TransferFailure.CONSUMER_CANCELLED),
+        ((ready(), computed(5), link_lost), TransferFailure.LINK_LOST),
+    ],
+)
+def test_a_failure_has_a_kind_of_its_own(events: tuple[Event, ...], failure: TransferFailure) -> None:
+    transfer = new_transfer()
+    *_, last = [event(transfer) for event in events]
+    assert [one for one in last if isinstance(one, ReportFailedSending)]
+    assert transfer.failure is failure

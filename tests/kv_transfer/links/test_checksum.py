@@ -156,5 +156,6 @@ def check_that_nothing_is_left(pair: Pair) -> None:
     assert pair.hand_over("b", SOURCE, range(12, 16), NUM_TOKENS).outcome is LoadOutcome.LOADED
     consumer, producer = pair.consumer.stats(), pair.producer.stats()
     assert (consumer.num_corrupt_chunks, consumer.num_transfers_failed, consumer.num_transfers_completed) == (1, 1, 1)
+    assert consumer.failures == {"corrupt": 1}
     assert (consumer.num_active_transfers, producer.num_active_transfers) == (0, 0)
     assert (consumer.num_links_lost, producer.num_links_lost) == (0, 0)

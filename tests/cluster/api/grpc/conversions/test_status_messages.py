@@ -35,7 +35,7 @@ NOT_SHOWN: Final[dict[type, set[str]]] = {
     SpecDecodingStats: {"num_spec_tokens"},
     TransferStats: {
         *("num_sent_blocks", "num_received_blocks", "num_timed_transfers", "transfer_s", "exposed_s", "num_links"),
-        "link_loads",
+        *("link_loads", "failures"),
     },
     StoreStats: {"num_loaded_bytes", "load_s"},
     StepCostModel: {"coefficients"},
