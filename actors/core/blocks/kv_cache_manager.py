@@ -210,9 +210,10 @@ class KVCacheManager:
             self.prefix_cache_stats.queries += request.num_tokens
             self.prefix_cache_stats.hits += num_hit_tokens
 
-    def count_loaded(self, num_blocks: int) -> None:
-        """Count the blocks that a load of a prefix has brought."""
+    def count_loaded(self, num_blocks: int, *, is_fetched: bool) -> None:
+        """Count the blocks that a load of a prefix has brought. is_fetched: another engine had them, not a store"""
         self.prefix_cache_stats.loaded += num_blocks * self.block_size
+        self.prefix_cache_stats.fetched += num_blocks * self.block_size * is_fetched
 
     def pin_cached(self, key: TransferKey, blocks: Sequence[KVCacheBlock]) -> None:
         """Hold cached blocks for a transfer that has no request."""

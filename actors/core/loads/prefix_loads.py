@@ -105,9 +105,10 @@ class PrefixLoads:
         assert self._sources is not None, "only sources start loads"
         self._sources.cancel(request_id)
 
-    def finish(self, request_id: str, loaded: LoadedBlocks, queues: Queues, now_s: float) -> bool:
+    def finish(self, request_id: str, loaded: LoadedBlocks, queues: Queues, now_s: float, *, is_fetched: bool) -> bool:
         """Let a request whose load is over go on after the blocks that were loaded.
 
+        is_fetched: another engine had them, not a store
         Returns False if no such load was under way, or if the request has ended meanwhile.
         """
         num_local_blocks = self._num_local_blocks.pop(request_id, None)
@@ -115,7 +116,7 @@ class PrefixLoads:
             return False
         assert self._sources is not None, "they have started it"
         self._sources.end(request_id, loaded.num_blocks)
-        self._kv.count_loaded(loaded.num_blocks)
+        self._kv.count_loaded(loaded.num_blocks, is_fetched=is_fetched)
         request = self._loading.pop(request_id)
         if request is None:
             return False

@@ -229,7 +229,7 @@ class RemoteKV:
                     if request_id in self.loading:
                         self._cancel_load(request_id)
                 case reports.FinishedLoading(request_id, loaded):
-                    self._finish_prefix_load(request_id, loaded, queues, now_s)
+                    self._finish_prefix_load(request_id, loaded, queues, now_s, is_fetched=False)
                 case reports.FetchWanted(want):
                     self._on_want(want, queues, now_s)
         return endings
@@ -247,7 +247,7 @@ class RemoteKV:
         key, received = report.key, report.received
         if key.kind is TransferKind.PREFIX_FETCH:
             loaded = LoadedBlocks(received.num_valid_tokens // self._kv.block_size, received.reason)
-            self._finish_prefix_load(key.name, loaded, queues, now_s)
+            self._finish_prefix_load(key.name, loaded, queues, now_s, is_fetched=True)
         elif key.kind is TransferKind.BYTES_FETCH:
             self.num_late_completions += not self.embeddings.on_received(report)
         elif (consumer := self._loading.pop(key.name)) is not None:
@@ -256,8 +256,10 @@ class RemoteKV:
             self._free_held(key.name, TransferRole.CONSUMER)
         return []
 
-    def _finish_prefix_load(self, request_id: str, loaded: LoadedBlocks, queues: Queues, now_s: float) -> None:
-        if not self.prefix_loads.finish(request_id, loaded, queues, now_s):
+    def _finish_prefix_load(
+        self, request_id: str, loaded: LoadedBlocks, queues: Queues, now_s: float, *, is_fetched: bool
+    ) -> None:
+        if not self.prefix_loads.finish(request_id, loaded, queues, now_s, is_fetched=is_fetched):
             self._free_held(request_id, TransferRole.CONSUMER)
 
     def _on_want(self, want: WantedFetch, queues: Queues, now_s: float) -> None:

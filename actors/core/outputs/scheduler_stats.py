@@ -38,6 +38,8 @@ class PrefixCacheStats:
     """Tokens found."""
     loaded: Total = 0
     """Further tokens whose KV came from stores or from other engines."""
+    fetched: Total = 0
+    """Loaded tokens whose KV came from other engines; they are part of loaded."""
 
 
 @dataclass(slots=True)

@@ -57,6 +57,11 @@ def _waits(stats: SchedulerStats) -> Values:
     return values | {("turn",): max(0, stats.num_waiting_reqs - sum(values.values()))}
 
 
+def _loaded(stats: SchedulerStats) -> Values:
+    prefixes = stats.prefix_cache_stats
+    return {("store",): max(0, prefixes.loaded - prefixes.fetched), ("engine",): prefixes.fetched}
+
+
 def _steps(stats: SchedulerStats) -> Values:
     return {("replayed",): stats.num_replayed_steps, ("eager",): stats.num_steps - stats.num_replayed_steps}
 
@@ -200,8 +205,9 @@ FIGURES: Final = (
     ),
     _counted(
         "raypd_engine_prefix_loaded_tokens_total",
-        "Prompt tokens whose KV came from stores or from other engines' prefix caches.",
-        lambda stats: stats.prefix_cache_stats.loaded,
+        "Prompt tokens whose KV came from a store, or from another engine's prefix cache.",
+        _loaded,
+        "source",
     ),
     _counted(
         "raypd_engine_refused_connections_total",

@@ -39,7 +39,7 @@ STATS: Final = SchedulerStats(
     num_free_blocks=50,
     num_steps=100,
     num_replayed_steps=60,
-    prefix_cache_stats=PrefixCacheStats(queries=100, hits=20, loaded=5),
+    prefix_cache_stats=PrefixCacheStats(queries=100, hits=20, loaded=5, fetched=2),
     refused_messages={"refused request": 1},
     transfer_stats=TransferStats(num_timed_transfers=4, transfer_s=0.5, exposed_s=0.25, oldest_pin_at_s=39.0),
     store_stats=StoreStats(num_saved_blocks=9),

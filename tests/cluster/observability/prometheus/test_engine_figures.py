@@ -31,7 +31,7 @@ def test_counters_become_series_with_the_engine_and_its_role() -> None:
     engine = ("decode-0", "decode")
     assert found["raypd_engine_requests"][*engine, "running"] == 3
     assert found["raypd_engine_steps_total"] == {(*engine, "replayed"): 60, (*engine, "eager"): 40}
-    assert found["raypd_engine_prefix_loaded_tokens_total"] == {engine: 5}
+    assert found["raypd_engine_prefix_loaded_tokens_total"] == {(*engine, "store"): 3, (*engine, "engine"): 2}
     assert found["raypd_engine_accepted_draft_tokens_by_position_total"] == {(*engine, "0"): 44, (*engine, "1"): 19}
     assert found["raypd_engine_adapter_changes_total"][*engine, "evicted"] == 6
     assert found["raypd_engine_store_blocks_total"][*engine, "saved"] == 9

@@ -31,7 +31,7 @@ NOT_SHOWN: Final[dict[type, set[str]]] = {
         *("block_size", "kv_cache_usage", "num_refused_handoffs", "num_corrupted_reqs", "num_refused_connections"),
         *("refused_messages", "load_report", "step_stats", "num_waiting_by_reason"),
     },
-    PrefixCacheStats: {"reset", "requests"},
+    PrefixCacheStats: {"reset", "requests", "fetched"},
     SpecDecodingStats: {"num_spec_tokens"},
     TransferStats: {
         *("num_sent_blocks", "num_received_blocks", "num_timed_transfers", "transfer_s", "exposed_s", "num_links"),
