@@ -13,10 +13,10 @@ repeat measures the requests per second that meet both aims, at this rate, in al
 output tokens per second. A second round throttles the links of KV.
 
     python -m benchmarks.never_worse --results never_worse.jsonl
-    python -m benchmarks.never_worse --results never_worse.jsonl --only 1800x32
+    python -m benchmarks.never_worse --results never_worse.jsonl --only 1800x32 --only "64x128 random rate"
 
 What is in the file of results is not measured again, so the whole, which takes hours on a machine that does nothing
-else, can be measured in parts.
+else, can be measured in parts. Runs of another model need a file of their own.
 """
 
 from __future__ import annotations
@@ -125,9 +125,18 @@ def all_cells() -> list[Cell]:
     ]
 
 
+def chosen_cells(parts: Iterable[str]) -> list[Cell]:
+    """Return the cells whose names contain one of these parts. Raises BadParameter if no name contains a part."""
+    cells = all_cells()
+    for part in parts:
+        if not any(part in cell.name for cell in cells):
+            raise typer.BadParameter(f"no cell has {part!r} in its name: {', '.join(cell.name for cell in cells)}")
+    return [cell for cell in cells if any(part in cell.name for part in parts)]
+
+
 def run(
     results: Annotated[Path, typer.Option(help="File of results, one JSON object a line; it is continued.")],
-    only: Annotated[str, typer.Option(help="Measure only cells whose names contain this.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Measure only cells whose names contain one of these.")] = None,
     model: Annotated[Path | None, typer.Option(help="Checkpoint; default: the demo model.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of each cell; at least 5 for intervals.")] = MIN_PAIRS,
     requests: Annotated[int, typer.Option(min=4, help="Requests of a run.")] = 32,
@@ -136,7 +145,7 @@ def run(
     """Measure the cells that the file of results lacks, and print the table."""
     console, kept = Console(width=120), Kept(results)
     for is_throttled in (False, True):
-        cells = [cell for cell in all_cells() if cell.is_throttled == is_throttled and only in cell.name]
+        cells = [cell for cell in chosen_cells(only or [""]) if cell.is_throttled == is_throttled]
         missing = sorted((cell for cell in cells if kept.lacks(cell, repeats)), key=lambda cell: cell.prompts)
         if not missing:
             continue

@@ -107,7 +107,7 @@ class KVTransferParams:
     content_hash: digest of what the KV is computed from: tokens, adapter, images, salt. Each engine fills it in for the
                   request that it has, so that two ends with different requests never hand over; empty: not compared
     ranks:        handoff ranks of both engines, the same at both ends; None: not compared, for transfers whose end no
-                  request's blocks wait for
+                  request's blocks wait for, and for canaries, whose deadline ends every wait
     """
 
     transfer_id: TransferId

@@ -133,6 +133,7 @@ class CostRouter:
 
     def on_leave(self, request_id: str) -> None:
         """Deduct the request from the load of its engines."""
+        self._pairs.on_leave(request_id)
         for key in self._sent_to.pop(request_id, ()):
             self._book.note_left(key, request_id)
 

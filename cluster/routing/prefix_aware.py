@@ -17,6 +17,8 @@ from kv_transfer.params import PrefixSource
 _MAX_ADAPTERS = 10_000
 MAX_TOKENS = 262_144
 """How many tokens of a prompt the router looks at; their blocks are hashed in 15 ms, and looked up in 10."""
+_MAX_UNDER_WAY = 1 << 16
+"""Requests whose hashes are kept until they end."""
 _GROWTH = 4
 """The factor by which more of a prompt is hashed as long as engines have all of what is hashed."""
 
@@ -53,6 +55,8 @@ class PrefixAwarePair:
         self._index = PrefixIndex() if index is None else index
         self._newest: tuple[EngineCoreRequest | None, list[BlockHash]] = (None, [])
         """The request that was looked at last, and the hashes of its first blocks."""
+        self._under_way: OrderedDict[str, tuple[EngineCoreRequest, list[BlockHash]]] = OrderedDict()
+        """The requests that engines have, by id, with the hashes of their blocks: a prompt is hashed once."""
         self._adapters: OrderedDict[tuple[EngineKey, str], None] = OrderedDict()
         """Keys of an engine and of an adapter that the engine got a request for; the least recently used first."""
 
@@ -100,7 +104,11 @@ class PrefixAwarePair:
         computing = route.decode if route.prefill is None else route.prefill
         keys = {computing.descriptor.key, route.decode.descriptor.key}
         # choose() has hashed as much as it had to look up; the rest is hashed now, when nobody waits for it.
-        self._index.add(keys, self._hash_beginning(request, _first_token_ids(request)))
+        hashes = self._hash_beginning(request, _first_token_ids(request))
+        self._index.add(keys, hashes)
+        self._under_way[request.request_id] = request, hashes
+        if len(self._under_way) > _MAX_UNDER_WAY:
+            self._under_way.popitem(last=False)
         if request.lora is not None:
             for key in keys:
                 self._note_adapter(key, request.lora.key)
@@ -114,12 +122,16 @@ class PrefixAwarePair:
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """Note that the decode engine has the KV of all tokens but the last one, which no step has read."""
         token_ids = (request.prompt_token_ids[:MAX_TOKENS] + list(output_token_ids))[:-1]
-        hashes: list[BlockHash] = []
+        started, hashes = self._under_way.pop(request.request_id, (request, []))
+        hashes = list(hashes) if started.prompt_token_ids is request.prompt_token_ids else []
         self._extend(hashes, request, token_ids[:MAX_TOKENS])
-        self._index.add([route.decode.descriptor.key], hashes)
+        # A prompt that ends with a block was hashed as a whole, though its last token may not have been read.
+        num_blocks = min(len(token_ids), MAX_TOKENS) // self._hasher.block_size
+        self._index.add([route.decode.descriptor.key], hashes[:num_blocks])
 
     def on_leave(self, request_id: str) -> None:
-        """Do nothing: engines count their requests themselves, and keep what they have cached."""
+        """Forget the request's hashes. Engines count their requests themselves, and keep what they have cached."""
+        self._under_way.pop(request_id, None)
 
     def _hash_beginning(
         self, request: EngineCoreRequest, token_ids: list[int], max_blocks: int | None = None

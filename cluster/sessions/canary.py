@@ -204,6 +204,8 @@ async def _vector(engine: EngineConnection, facts: ModelFacts) -> list[float]:
 def _with_ticket(
     request: EngineCoreRequest, transfer_id: str, role: TransferRole, peer: EngineConnection
 ) -> EngineCoreRequest:
+    # Without handoff ranks: an engine whose role has just changed keeps its former rank until its transfers end, and
+    # would refuse. Should a canary close a circle of engines that wait for each other, its deadline opens the circle.
     ticket = KVTransferParams(transfer_id, request.attempt, role, peer.descriptor.kv_address)
     return EngineCoreRequest(
         request_id=request.request_id,

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import typer
 import yaml
 
 from benchmarks.never_worse import (
@@ -17,6 +18,7 @@ from benchmarks.never_worse import (
     Kept,
     Result,
     all_cells,
+    chosen_cells,
     geometric_mean,
     judge,
     table_of,
@@ -29,6 +31,19 @@ def test_every_shape_comes_with_both_kinds_of_prompts_at_a_rate_as_a_burst_and_t
     assert len({cell.name for cell in cells}) == len(cells) == 24
     assert all(sum(cell.lengths) + cell.prefix_len <= 2048 for cell in cells), "what the demo model can take"
     assert {cell.prompts for cell in cells if cell.is_throttled} == {cell.prompts for cell in cells}
+
+
+def test_a_part_of_the_cells_can_be_chosen_by_parts_of_their_names() -> None:
+    assert chosen_cells([""]) == all_cells()
+    names = [cell.name for cell in chosen_cells(["64x128 random burst", "1800x32 random"])]
+    assert names == [
+        "1800x32 random rate",
+        "64x128 random burst",
+        "1800x32 random burst",
+        "1800x32 random rate throttled",
+    ]
+    with pytest.raises(typer.BadParameter, match="no cell has '1800x64' in its name"):
+        chosen_cells(["1800x32", "1800x64"])
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -216,6 +216,34 @@ def test_each_block_is_hashed_once_and_at_the_choice_hardly_more_than_engines_ha
     router.on_start(request, Route(P0, D0))
     assert sum(num_hashed) == 100
     assert dict(router.find_cached(_request(prompt))) == {one.descriptor.key: len(prompt) for one in (P0, D0)}
+    num_hashed.clear()
+    router.on_end(request, [7] * (9 * BLOCK_SIZE + 1), Route(P0, D0))
+    assert sum(num_hashed) == 9, "the prompt is known"
+
+
+def test_the_end_of_a_request_notes_the_same_whether_its_hashes_are_known_or_not() -> None:
+    answers = ([], [50], [*range(50, 62)])
+    for answer in answers:
+        fetched = []
+        for is_known in (True, False):
+            router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
+            request = _request(PROMPT)
+            if is_known:
+                _send(router, request, [P0])
+            router.on_end(request, answer, Route(None, D0))
+            fetched.append(router.find_cached(_request([*PROMPT, *answer, 1, 2, 3]))[D0.descriptor.key])
+        assert fetched == [(len(PROMPT) + len(answer) - 1) // BLOCK_SIZE * BLOCK_SIZE] * 2
+
+
+def test_the_hashes_of_a_request_are_kept_until_it_ends_or_leaves() -> None:
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
+    ended, left = _request(PROMPT), _request(PROMPT)
+    routes = [_send(router, request, [P0, D0]) for request in (ended, left)]
+    assert list(router._under_way) == [ended.request_id, left.request_id]
+    router.on_end(ended, [1], routes[0])
+    router.on_leave(left.request_id)
+    router.on_leave("unknown")
+    assert not router._under_way
 
 
 def test_prompts_are_counted_and_those_of_which_an_engine_has_a_prefix() -> None:
