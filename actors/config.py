@@ -254,7 +254,7 @@ class SchedulerConfig(_Settings):
     )
     policy: Literal["fcfs", "priority"] = Field(
         "fcfs",
-        description="This is the order of waiting requests. With fcfs the request that came first is next; with "
+        description="Order of waiting requests. With fcfs the request that came first is next; with "
         "priority the one with the lowest priority number is next.",
     )
     priority_ageing_s: float | None = Field(
@@ -265,7 +265,7 @@ class SchedulerConfig(_Settings):
     )
     fairness: Literal["none", "ingress", "tenant"] = Field(
         "ingress",
-        description="This is how the engine is shared while requests wait. With ingress, the ingresses that "
+        description="Sharing of the engine while requests wait. With ingress, the ingresses that "
         "requests came through get equal shares; with tenant, tenants get shares by their weights, and ingresses "
         "within each tenant; with none, policy alone decides.",
     )

@@ -11,9 +11,9 @@ class StoreConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(description="This is the name of the store's entry point in the group raypd.kv_stores.")
+    name: str = Field(description="Name of the store's entry point in the group raypd.kv_stores.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="These options are passed to the store; its package documents them."
+        default_factory=dict, description="Options that are passed to the store; its package documents them."
     )
 
 
@@ -24,7 +24,7 @@ class KVTransferConfig(BaseModel):
 
     transport: Literal["auto", "loopback", "nccl", "tcp"] = Field(
         "auto",
-        description="This says how KV moves. auto chooses by device: tcp on a CPU (with shared memory within a "
+        description="Transport of KV. auto chooses by device: tcp on a CPU (with shared memory within a "
         "host), nccl on a GPU (through cupy). loopback joins engines of one process, for tests.",
     )
     connect_timeout_s: float = Field(
@@ -82,7 +82,7 @@ class KVTransferConfig(BaseModel):
     )
     load_failure_policy: Literal["recompute", "fail"] = Field(
         "recompute",
-        description="This is what a consumer does when a load fails. With recompute it computes the prompt itself; "
+        description="Reaction of a consumer to a load that fails. With recompute it computes the prompt itself; "
         "with fail the request fails.",
     )
     max_reserved_requests: int = Field(
@@ -101,7 +101,7 @@ class KVTransferConfig(BaseModel):
         ge=0,
         description="Each engine keeps blocks that the KV cache evicts in this much host memory, in GiB; 0 keeps none.",
     )
-    stores: tuple[StoreConfig, ...] = Field((), description="These are further KV stores, the nearest one first.")
+    stores: tuple[StoreConfig, ...] = Field((), description="Further KV stores, the nearest one first.")
     prefix_load_timeout_s: float = Field(
         10.0,
         gt=0,

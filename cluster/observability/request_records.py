@@ -191,9 +191,11 @@ class RequestRecords:
 
     def _last(self, query: RecordQuery, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[bytes]:
         """Return the records of the last requests, the newest first: those in flight, then those that have ended."""
-        live = [one.to_bytes() for one in self.live(in_flight) if query.tenant in (None, one.tenant)]
+        asked_for = [one for one in in_flight if one[0].has_attempts and query.tenant in (None, one[0].tenant)]
+        # Of thousands in flight no more are described than are returned.
+        live = (writer.record(self._ingress, stopwatch).to_bytes() for writer, stopwatch in reversed(asked_for))
         ended = (kept.data for kept in self._store.newest() if query.tenant in (None, kept.tenant))
-        found = itertools.islice(itertools.chain(live[::-1], ended), min(query.last, MAX_LAST))
+        found = itertools.islice(itertools.chain(live, ended), min(query.last, MAX_LAST))
         return list(_within(found, MAX_LAST_BYTES))
 
     def _matching(

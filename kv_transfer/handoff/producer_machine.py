@@ -179,7 +179,9 @@ class ProducerMachine:
                 f"the producer has {self.num_prompt_tokens}"
             )
         if message.content_hash and self.content_hash and message.content_hash != self.content_hash:
-            raise ProtocolViolation(f"{self.transfer_id}: producer and consumer have other tokens, adapters or images")
+            raise ProtocolViolation(
+                f"{self.transfer_id}: producer and consumer have different tokens, adapters or images"
+            )
         self._enter(row, ProducerState.SENDING)
         self._next_block = message.first_block
         return [ReportReady()]

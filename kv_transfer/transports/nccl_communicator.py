@@ -190,7 +190,7 @@ class Communicator:
         self._last_queued = stream.record()
         self._await(self._last_queued)
         if stream.download(received) != self._greeting(peer_rank):
-            raise LinkLost("the first bytes on the NCCL link came damaged: check GPU peer-to-peer and the network")
+            raise LinkLost("the first bytes on the NCCL link arrived damaged: check GPU peer-to-peer and the network")
 
     def _greeting(self, rank: int) -> bytes:
         return hashlib.sha256(self._unique_id + bytes([rank])).digest() * _WARM_UP_REPEATS

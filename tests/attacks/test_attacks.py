@@ -7,14 +7,19 @@ from dataclasses import replace
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.attacks import connection_attacks, grpc_attacks, http_attacks
+from tests.attacks import connection_attacks, grpc_attacks, http_attacks, observer_attacks
 from tests.attacks.callback_times import CallbackReport
 from tests.attacks.target import MAX_GROWTH_MIB, Attack, AttackedIngress, Effects, Target
 from tests.attacks.victim import Felt
 
 pytestmark = pytest.mark.more
 
-ATTACKS = [*grpc_attacks.ATTACKS, *connection_attacks.ATTACKS, *http_attacks.ATTACKS]
+ATTACKS = [
+    *grpc_attacks.ATTACKS,
+    *connection_attacks.ATTACKS,
+    *http_attacks.ATTACKS,
+    *observer_attacks.ATTACKS,
+]
 
 
 def parameters(*, is_slow: bool) -> list[ParameterSet]:

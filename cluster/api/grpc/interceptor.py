@@ -2,7 +2,9 @@
 
 Its steps are, in this order: it checks the token and what its caller may do; it receives the request's message
 (receiving.py); it refuses the call if the ingress is draining; it calls the service, and converts the error that the
-service raises into a status with details. Streams are watched for slow readers (slow_readers.py).
+service raises into a status with details. Writes are watched for slow readers (slow_readers.py), those of single
+answers as well. An answer that is much larger than its request is made only when its caller has few others that it has
+not read.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from cluster.access.trace_context import HEADER as TRACEPARENT
 from cluster.access.trace_context import parse_traceparent, set_trace_context
 from cluster.api.grpc.conversions.statuses import ErrorStatus, internal_error, status_of
 from cluster.api.grpc.receiving import MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S, Receiving
+from cluster.api.grpc.sender_turns import SenderTurns
 from cluster.api.grpc.slow_readers import SlowReaders
 from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.errors import ClusterError, InvalidRequest, PermissionDenied, Unauthenticated
@@ -34,6 +37,11 @@ ADMIN_SERVICE: Final = "raypd.v1.AdminService"
 _REFLECTION: Final = "grpc.reflection.v1alpha.ServerReflection"
 _OPEN_SERVICES: Final = ("grpc.health.v1.Health", _REFLECTION)
 """Services that need no token: probes have none, and reflection tells nothing that is not public."""
+
+_LARGE_ANSWERS: Final = frozenset({"/raypd.v1.GenerateService/Explain"})
+"""Methods whose answers are much larger than their requests."""
+MAX_LARGE_ANSWERS: Final = 4
+"""The most of these answers that wait to be read by one token, or by one host where there are no tokens."""
 
 _LAST_WORD_S: Final = 1.0
 
@@ -51,6 +59,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._slow_readers = slow_readers
         self._receiving = Receiving()
         self._receiving_open = Receiving(MAX_OPEN_AT_ONCE, OPEN_TIMEOUT_S)
+        self._large_answers = SenderTurns(MAX_LARGE_ANSWERS)
         self._handlers: dict[str, Any] = {}
 
     async def intercept_service(
@@ -78,7 +87,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         return wrapped
 
     def _wrap(self, handler: Any, method: str, service: str) -> Any:
-        """Return a handler that receives its message itself; for gRPC that is a method with a stream of requests."""
+        """Return a handler that receives its message and writes its answers itself.
+
+        For gRPC that is a method with a stream of requests and one of responses.
+        """
         if service == _REFLECTION:
             behavior = self._reflecting(handler)
         else:
@@ -86,16 +98,20 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             # Operators and probes need to see a cluster that drains.
             is_always_in = service == ADMIN_SERVICE or service in _OPEN_SERVICES
             inside: AbstractAsyncContextManager[Any] = nullcontext() if is_always_in else self._in_progress
-            behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
-            if handler.response_streaming and service not in _OPEN_SERVICES:
+            behavior = handler.unary_stream if handler.response_streaming else _writing(handler.unary_unary)
+            if service not in _OPEN_SERVICES:
                 behavior = self._slow_readers.watching(behavior)
+            if method in _LARGE_ANSWERS:
+                behavior = self._one_of_few(behavior)
             behavior = _answering(behavior, inside, receive)
-        kind = (
-            grpc.stream_stream_rpc_method_handler
-            if handler.response_streaming
-            else grpc.stream_unary_rpc_method_handler
-        )
-        return kind(behavior, None, handler.response_serializer)
+        return grpc.stream_stream_rpc_method_handler(behavior, None, handler.response_serializer)
+
+    def _one_of_few(self, behavior: Callable[[Any, _Context], Awaitable[None]]) -> Callable[[Any, _Context], Any]:
+        async def in_turn(request: Any, context: _Context) -> None:
+            async with self._large_answers.turn(current_caller().name or _host(context)):
+                await behavior(request, context)
+
+        return in_turn
 
     def _receiver(self, handler: Any, method: str) -> _Receive:
         descriptor = descriptor_pool.Default().FindMethodByName(method.removeprefix("/").replace("/", ".")).input_type
@@ -130,6 +146,15 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             await _abort(context, status)
 
         return reflect
+
+
+def _writing(behavior: Callable[[Any, _Context], Awaitable[Any]]) -> Callable[[Any, _Context], Awaitable[None]]:
+    """Return the behavior of a method with a single answer, which ends once the answer has been written."""
+
+    async def write(request: Any, context: _Context) -> None:
+        await context.write(await behavior(request, context))
+
+    return write
 
 
 def _answering(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import grpc.aio
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
+from cluster.api.grpc.sender_turns import SenderTurns
 from cluster.api.grpc.wire import MAX_UNCOUNTED_BYTES, check_entries
 from cluster.errors import FieldViolation, InvalidRequest
 
@@ -41,16 +41,15 @@ class Receiving:
         max_at_once: the most messages of one sender that are received at the same time
         timeout_s:   how long one message may take, in seconds, without the wait for its turn
         """
-        self._max_at_once = max_at_once
         self._timeout_s = timeout_s
-        self._turns: dict[str, _Turns] = {}
+        self._turns = SenderTurns(max_at_once)
 
     async def receive(self, sender: str, context: _Context, descriptor: Descriptor, decode: Decode) -> Any:
         """Receive and decode the one message of a call.
 
         Raises InvalidRequest if the message is missing, late, not of this type, or has too many entries.
         """
-        async with self._turn(sender):
+        async with self._turns.turn(sender):
             data = await self._read(context)
             if data is None:
                 raise _refusal("missing", "a message of the method's type")
@@ -69,7 +68,7 @@ class Receiving:
     async def receive_all_small(self, sender: str, context: _Context, decode: Decode) -> AsyncIterator[Any]:
         """Receive and decode the messages of a call that needs no token. Raises InvalidRequest."""
         while True:
-            async with self._turn(sender):
+            async with self._turns.turn(sender):
                 data = await self._read(context)
             if data is None:
                 return
@@ -85,28 +84,6 @@ class Receiving:
         except TimeoutError:
             raise _refusal("incomplete", f"a message that arrives within {self._timeout_s:g} s") from None
         return data if isinstance(data, bytes) else None
-
-    @asynccontextmanager
-    async def _turn(self, sender: str) -> AsyncIterator[None]:
-        turns = self._turns.get(sender)
-        if turns is None:
-            turns = self._turns[sender] = _Turns(self._max_at_once)
-        turns.num_users += 1
-        try:
-            async with turns.turn:
-                yield
-        finally:
-            turns.num_users -= 1
-            if not turns.num_users:
-                del self._turns[sender]
-
-
-class _Turns:
-    """The messages of one sender that are being received, or wait for their turn."""
-
-    def __init__(self, max_at_once: int) -> None:
-        self.turn = asyncio.Semaphore(max_at_once)
-        self.num_users = 0
 
 
 def _decoded(data: bytes, decode: Decode) -> Any:

@@ -16,6 +16,7 @@ from cluster.access.caller import current_caller
 from cluster.api.http.app import Call
 from cluster.api.http.errors import refused
 from cluster.api.http.openapi import Operation
+from cluster.api.http.shared_texts import SharedTextResponse, SharedTexts
 from cluster.observability.metrics import ServingMetrics, text_of
 from cluster.observability.status import ClusterView
 from cluster.observability.vllm_dialect import VllmDialect
@@ -45,17 +46,24 @@ class MetricsHandlers:
         self._metrics = metrics
         self._view = view
         self._dialect = dialect
+        self._texts = SharedTexts()
 
     async def metrics(self, call: Call) -> Response:
         """Answer /metrics in Prometheus' text format."""
         del call
         caller = current_caller()
-        # The text of many engines takes tens of milliseconds, for which the tokens of all streams would have to wait.
-        served = list(self._metrics.collect(caller.may_use))
-        text = await asyncio.to_thread(text_of, served, await self._view())
-        if self._dialect is not None:
-            text += self._dialect.text(names_adapters=caller.adapters is None)
-        return Response(text, 200, media_type=CONTENT_TYPE_LATEST)
+
+        async def make() -> bytes:
+            # The text of many engines takes tens of milliseconds, for which the tokens of all streams would have to
+            # wait.
+            served = list(self._metrics.collect(caller.may_use))
+            text = await asyncio.to_thread(text_of, served, await self._view())
+            if self._dialect is not None:
+                text += self._dialect.text(names_adapters=caller.adapters is None)
+            return text
+
+        text = await self._texts.get(caller.adapters, make)
+        return SharedTextResponse(text, 200, media_type=CONTENT_TYPE_LATEST)
 
     async def vllm_metrics(self, call: Call) -> Response:
         """Answer /metrics/vllm in Prometheus' text format."""

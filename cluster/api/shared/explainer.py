@@ -30,6 +30,8 @@ from cluster.settings.ingress import IngressConfig
 _TIMEOUT_S: Final = 5.0
 _MAX_AT_ONCE: Final = 4
 """The most searches at other ingresses at a time."""
+_BATCH: Final = 500
+"""The records that are decoded at a time, in some milliseconds; each ingress may send as many."""
 _MAX_RECORDS: Final = 64
 _MAX_BYTES: Final = 1 << 20
 _MAX_LAST_BYTES: Final = 2 << 20
@@ -119,8 +121,12 @@ class Explainer:
         """Return the records of all ingresses, by arrival, and which ingresses did not answer."""
         here = self._serving.find_records(query)
         elsewhere = await self._ask_others(query)
-        records = sorted(map(RequestRecord.from_bytes, (*here, *elsewhere.records)), key=lambda one: one.arrived_at_s)
-        return records, elsewhere.unanswered
+        records: list[RequestRecord] = []
+        found = (*here, *elsewhere.records)
+        for begin in range(0, len(found), _BATCH):
+            records += map(RequestRecord.from_bytes, found[begin : begin + _BATCH])
+            await asyncio.sleep(0)  # The tokens of streams go out between the batches.
+        return sorted(records, key=lambda one: one.arrived_at_s), elsewhere.unanswered
 
     async def _ask_others(self, query: RecordQuery) -> FoundRecords:
         try:

@@ -15,7 +15,7 @@ _SPEED, _LIMITS = "Speed of an engine", "Limits"
 
 
 def plan(
-    trace: Annotated[Path, typer.Option(help="Trace of the load: raypd's own form, Mooncake's or Azure's.")],
+    trace: Annotated[Path, typer.Option(help="Trace of the load, in raypd's, Mooncake's or Azure's form.")],
     slo: Annotated[list[str], typer.Option(help="Aims, such as ttft=500ms,itl=50ms.")],
     config_file: ConfigFile = None,
     model: Annotated[
@@ -44,16 +44,20 @@ def plan(
     link_gbit: Annotated[
         float, typer.Option(min=0.001, help="Bandwidth between two engines in Gbit/s.", rich_help_panel=_SPEED)
     ] = 100.0,
-    budget: Annotated[int | None, typer.Option(min=1, help="Most GPUs.", rich_help_panel=_LIMITS)] = None,
+    budget: Annotated[
+        int | None, typer.Option(min=1, help="Limit on the number of GPUs.", rich_help_panel=_LIMITS)
+    ] = None,
     attainment: Annotated[
         float,
-        typer.Option(min=0.5, max=0.999, help="Part of the requests to meet the aims.", rich_help_panel=_LIMITS),
+        typer.Option(
+            min=0.5, max=0.999, help="Share of the requests that has to meet the aims.", rich_help_panel=_LIMITS
+        ),
     ] = DEFAULTS.planner.attainment,
     scale_rate: Annotated[
-        float, typer.Option(min=0.001, help="The load comes this many times as fast as in the trace.")
+        float, typer.Option(min=0.001, help="Factor by which the load comes faster than in the trace.")
     ] = 1.0,
     num_prompts: Annotated[int | None, typer.Option(min=2, help="Read only the first requests of the trace.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Simulate the fleets instead of using formulas: a minute or two.")
     ] = False,

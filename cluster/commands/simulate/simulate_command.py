@@ -54,7 +54,7 @@ def simulate(
         list[float],
         typer.Option(
             min=0.001,
-            help="The requests come this many times as fast as in the trace; repeat the option for several rates.",
+            help="Factor by which requests come faster than in the trace; repeat the option for several rates.",
             rich_help_panel=_LOAD,
         ),
     ] = [1.0],  # noqa: B006  # typer copies it
@@ -65,7 +65,7 @@ def simulate(
         Path | None,
         typer.Option(help="File (YAML) of engines to kill, stop, slow or cut off, and when.", rich_help_panel=_LOAD),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all draws.", rich_help_panel=_LOAD)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.", rich_help_panel=_LOAD)] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Number of simulations at a time, in a process each.")] = 1,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures to this JSON file.", rich_help_panel=_OUTPUT)
@@ -74,7 +74,7 @@ def simulate(
         Path | None,
         typer.Option(
             help="Draw plots (PNG) into this directory: goodput over rate, distributions of TTFT and ITL, engines over "
-            "time. Needs the extra raypd[plan].",
+            "time. Needs the extra `plan`.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,

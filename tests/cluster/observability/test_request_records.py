@@ -214,6 +214,23 @@ def test_the_last_requests_are_those_in_flight_and_then_those_that_ended_last() 
     assert one.find(RecordQuery("", "c", last=10), live) == []
 
 
+def test_of_the_requests_in_flight_no_more_are_described_than_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, writers = records(*(("a" if number % 2 else "b", f"r-{number}") for number in range(1000)))
+    described: list[str] = []
+    describe = RecordWriter.record
+
+    def count(writer: RecordWriter, ingress: str, watch: Stopwatch) -> RequestRecord:
+        described.append(writer.request_id)
+        return describe(writer, ingress, watch)
+
+    monkeypatch.setattr(RecordWriter, "record", count)
+    assert ids_of(one.find(RecordQuery("", "a", last=2), [(writer, stopwatch()) for writer in writers])) == [
+        "r-999",
+        "r-997",
+    ]
+    assert described == ["r-999", "r-997"]
+
+
 def test_the_last_requests_are_bounded_in_number_and_in_bytes() -> None:
     one, writers = records(*(("", f"r-{number}") for number in range(MAX_LAST + 5)))
     live = [(writer, stopwatch()) for writer in writers]

@@ -222,7 +222,7 @@ def test_each_block_is_hashed_once_and_at_the_choice_hardly_more_than_engines_ha
 
 
 def test_the_end_of_a_request_notes_the_same_whether_its_hashes_are_known_or_not() -> None:
-    answers = ([], [50], [*range(50, 62)])
+    answers: tuple[list[int], ...] = ([], [50], [*range(50, 62)])
     for answer in answers:
         fetched = []
         for is_known in (True, False):

@@ -247,6 +247,28 @@ async def test_the_last_requests_are_bounded_in_bytes_and_the_newest_are_kept() 
     assert found.records[-1].request_id == "r-399"
 
 
+async def test_other_tasks_run_while_the_records_of_many_ingresses_are_decoded() -> None:
+    num_turns = 0
+
+    async def take_turns() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    def find(num_records: int) -> Explainer:
+        return make(admin=FakeAdmin(FoundRecords((record().to_bytes(),) * num_records)))
+
+    task = asyncio.create_task(take_turns())
+    took = []
+    for num_records in (500, 5000):
+        before = num_turns
+        await find(num_records).explain_last(10, None, OPS)
+        took.append(num_turns - before)
+    task.cancel()
+    assert took[1] - took[0] == 9, "500 records at a time"
+
+
 async def test_the_last_requests_count_against_the_tokens_limit_and_need_records() -> None:
     allowance = Allowance("alice", AllowanceLimits(requests_per_s=1.0, burst_s=1.0), clock=lambda: 0.0)
     caller = Caller(name="alice", tenant="a", allowance=allowance)
