@@ -13,7 +13,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -156,13 +156,15 @@ def main() -> None:
     parser.add_argument("--head-dims", default=",".join(map(str, HEAD_DIMS)))
     parser.add_argument("--block-sizes", default="16")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--sinks", action="store_true", help="each head has a sink")
     arguments = parser.parse_args()
     head_dims, block_sizes = (list(map(int, text.split(","))) for text in (arguments.head_dims, arguments.block_sizes))
     print("| kernel | head size | block size | " + " | ".join(f"sm_{c}" for c in CAPABILITIES) + " |")
     print("|" + "---|" * (3 + len(CAPABILITIES)))
     for head_dim, block_size in itertools.product(head_dims, block_sizes):
         dtype = getattr(torch, arguments.dtype)
-        cases = (Case(capability, head_dim, dtype, block_size) for capability in CAPABILITIES)
+        common = Case(0, head_dim, dtype, block_size, has_sinks=arguments.sinks)
+        cases = (replace(common, capability=capability) for capability in CAPABILITIES)
         _print_rows(head_dim, block_size, (usage(case) for case in cases))
 
 
