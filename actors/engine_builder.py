@@ -75,6 +75,8 @@ def build_engine_core(
     runner = worker.runner
     if not runner.is_causal:
         config = _without_chunks(config)
+    if runner.layout.num_state_blocks:
+        config = _without_prefix_hits(config)
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = is_accelerator(runner.kv_cache.device)
@@ -97,6 +99,7 @@ def build_engine_core(
             kv_bytes_per_token=runner.layout.total_token_size_bytes,
         ),
         vocab_size=runner.vocab_size,
+        num_state_blocks=runner.layout.num_state_blocks,
         clock=clock,
     )
     if isinstance(scheduler, RecordedScheduler) and isinstance(clock, ReadClock) and recording is not None:
@@ -147,7 +150,9 @@ def _warm_up(
     other ranks keep what was computed there, which no request reads.
     """
     block_size, settings = config.cache.block_size, config.scheduler
-    num_blocks = min(runner.layout.num_blocks, num_wave_tokens(settings) // block_size + settings.max_num_seqs + 1)
+    num_state_blocks = runner.layout.num_state_blocks
+    num_wanted = num_wave_tokens(settings) // block_size + settings.max_num_seqs * (1 + num_state_blocks) + 1
+    num_blocks = min(runner.layout.num_blocks, num_wanted)
     scheduler = Scheduler(
         settings.model_copy(update={"overlap": overlap, "speculative": None}),
         config.cache.model_copy(update={"enable_kv_events": False}),
@@ -155,10 +160,13 @@ def _warm_up(
         runner.max_model_len,
         transfers=TransferParts(connector=SchedulerSide(config.kv_transfer, block_size)),
         vocab_size=runner.vocab_size,
+        num_state_blocks=num_state_blocks,
         clock=time.monotonic,
     )
     core = EngineCore(scheduler, executor, hash_key=BlockHashKey.draw(), costs=costs)
-    waves = plan_waves(settings, runner.max_model_len, num_blocks * block_size)
+    # Requests whose states find no room beside the others wait, so a part of the cache is enough for tokens.
+    num_token_blocks = max(num_blocks - settings.max_num_seqs * num_state_blocks, (num_blocks - num_state_blocks) // 4)
+    waves = plan_waves(settings, runner.max_model_len, num_token_blocks * block_size)
     run_waves(
         core,
         waves,
@@ -178,6 +186,11 @@ def _without_chunks(config: EngineConfig) -> EngineConfig:
     scheduler = config.scheduler.model_copy(update={"enable_chunked_prefill": False})
     cache = config.cache.model_copy(update={"enable_prefix_caching": False})
     return config.model_copy(update={"scheduler": scheduler, "cache": cache})
+
+
+def _without_prefix_hits(config: EngineConfig) -> EngineConfig:
+    """Return the settings for a model with recurrent states: a prefix is of no use without the state at its end."""
+    return config.model_copy(update={"cache": config.cache.model_copy(update={"enable_prefix_caching": False})})
 
 
 def _make_adapter_cache(config: EngineConfig, runner: ModelRunner) -> AdapterCache | None:
@@ -220,6 +233,7 @@ def _header_of(
         fetch_name=_name(identity),
         max_fetches=_max_fetches(config),
         hash_key=trust.block_hash_key,
+        num_state_blocks=runner.layout.num_state_blocks,
     )
 
 

@@ -48,8 +48,8 @@ class KVGroup:
     num_kv_heads:      on this rank; num_replicas as in KVCacheLayout
     key_size, value_size: numbers of one token and head; value_size is 0 for layers that store one vector only
     dtype:             the layout's
-    bytes_per_request: the size of a state that does not grow with the tokens, and has no bytes in blocks; 0 for
-        attention
+    bytes_per_request: the size of a state that does not grow with the tokens, and has no bytes in the blocks of tokens;
+        0 for attention
     """
 
     num_layers: PositiveCount
@@ -217,6 +217,16 @@ class KVCacheLayout:
     def state_size_bytes(self) -> int:
         """Bytes of one request's state on this rank, which does not grow with the request's tokens."""
         return sum(group.bytes_per_request for group in self.further_groups)
+
+    @property
+    def num_state_blocks(self) -> int:
+        """How many blocks the state of one request takes, beside those of its tokens."""
+        return -(-self.state_size_bytes // self.block_size_bytes)
+
+    @property
+    def max_num_tokens(self) -> int:
+        """How many tokens the longest request can have: it needs blocks for its state too."""
+        return max(0, self.num_blocks - self.num_state_blocks) * self.block_size
 
     @property
     def token_size_bytes(self) -> int:

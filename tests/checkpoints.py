@@ -21,6 +21,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.recurrent_configs import RECURRENT_CONFIGS
+
 VOCAB_SIZE = 384
 EOS_TOKEN = "<|endoftext|>"
 EOS_TOKEN_ID = 0
@@ -286,6 +288,9 @@ _LATENT_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("youtu", _LATENT),
 }
 
+RECURRENT_FAMILIES: tuple[str, ...] = tuple(RECURRENT_CONFIGS)
+"""The families with recurrent states; their fields are in tests/recurrent_configs.py."""
+
 LATENT_FAMILIES: tuple[str, ...] = tuple(_LATENT_CONFIGS)
 """The families with latent attention. `make test` serves most of them once, `make slow` all in every combination."""
 
@@ -303,6 +308,14 @@ _ENCODER_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("xlm-roberta", _BERT_LIKE | {"pad_token_id": 1, "max_position_embeddings": 66}),
 }
 
+_CONFIGS = (
+    _FAMILY_CONFIGS
+    | _FURTHER_CONFIGS
+    | _LATENT_CONFIGS
+    | _ENCODER_CONFIGS
+    | {name: (model_type, _LLAMA_LIKE | fields) for name, (model_type, fields) in RECURRENT_CONFIGS.items()}
+)
+
 
 def make_checkpoint(
     family: str, directory: Path, *, seed: int = 0, auto_class: Any = AutoModelForCausalLM, **config_overrides: Any
@@ -312,9 +325,14 @@ def make_checkpoint(
     auto_class: transformers' class for another kind of model
     config_overrides are fields of the family's transformers config, such as num_hidden_layers or sliding_window.
     """
-    model_type, settings = (_FAMILY_CONFIGS | _FURTHER_CONFIGS | _LATENT_CONFIGS | _ENCODER_CONFIGS)[family]
-    config = CONFIG_MAPPING[model_type](**(settings | config_overrides))
-    return write_checkpoint(config, directory, seed=seed, auto_class=auto_class)
+    return write_checkpoint(family_config(family, **config_overrides), directory, seed=seed, auto_class=auto_class)
+
+
+def family_config(family: str, **config_overrides: Any) -> PretrainedConfig:
+    """The config of a family's small checkpoint."""
+    model_type, settings = _CONFIGS[family]
+    config: PretrainedConfig = CONFIG_MAPPING[model_type](**(settings | config_overrides))
+    return config
 
 
 def write_checkpoint(
@@ -345,6 +363,8 @@ def draw_weights(model: PreTrainedModel, generator: torch.Generator) -> None:
             parameter.copy_(noise * (0.3 if "position" in name or "wpe" in name else token_embedding_std))
         elif name.endswith("sinks"):
             parameter.copy_(noise)
+        elif parameter.ndim == 3 and "conv" in name:
+            parameter.copy_(noise / math.sqrt(parameter.shape[-1]))
         elif parameter.ndim >= 2:
             parameter.copy_(noise * 1.5 / math.sqrt(min(parameter.shape[-2:])))
         elif name.endswith("bias"):

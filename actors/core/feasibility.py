@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from actors.config import SchedulerConfig
+from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.encoder.encoder_scheduling import find_encoder_refusal
 from actors.core.requests.abilities import Ability, needed_abilities
 from actors.core.requests.request import Request
@@ -13,9 +14,7 @@ def find_refusal(
     request: Request,
     config: SchedulerConfig,
     abilities: frozenset[Ability],
-    *,
-    num_blocks: int,
-    block_size: int,
+    kv_cache_manager: KVCacheManager,
     max_model_len: int,
 ) -> str | None:
     """Say, with the numbers, why the request could never run in this engine, or return None.
@@ -25,9 +24,7 @@ def find_refusal(
     """
     if missing := needed_abilities(request) - abilities:
         return f"the request needs {' and '.join(sorted(missing))}, which this engine does not have"
-    return _find_mistake(request, config) or _find_lack_of_room(
-        request, config, num_blocks=num_blocks, block_size=block_size, max_model_len=max_model_len
-    )
+    return _find_mistake(request, config) or _find_lack_of_room(request, config, kv_cache_manager, max_model_len)
 
 
 def _find_mistake(request: Request, config: SchedulerConfig) -> str | None:
@@ -42,9 +39,7 @@ def _find_mistake(request: Request, config: SchedulerConfig) -> str | None:
     return find_encoder_refusal(request, config) if request.mm_features else None
 
 
-def _find_lack_of_room(
-    request: Request, config: SchedulerConfig, *, num_blocks: int, block_size: int, max_model_len: int
-) -> str | None:
+def _find_lack_of_room(request: Request, config: SchedulerConfig, kv: KVCacheManager, max_model_len: int) -> str | None:
     # A pooling request samples no token, so it needs no room for one.
     if request.num_tokens >= max_model_len + (request.pooling_params is not None):
         return (
@@ -54,11 +49,12 @@ def _find_lack_of_room(
     if request.num_tokens >= request.max_num_tokens:
         return f"max_tokens is {request.max_tokens}: there is nothing to generate"
     num_slots = request.num_tokens if request.computes_prompt_only else request.max_num_tokens
-    num_needed_blocks = -(-num_slots // block_size)
-    if num_needed_blocks > num_blocks:
+    num_needed_blocks = kv.num_blocks_with_slot(num_slots)
+    if num_needed_blocks > kv.block_pool.num_blocks:
+        state = f" ({kv.states.num_blocks} of them for the recurrent state)" if kv.states else ""
         return (
             f"{request.num_tokens} tokens and up to {num_slots - request.num_tokens} more need {num_needed_blocks} "
-            f"blocks of {block_size} tokens, the KV cache has {num_blocks}"
+            f"blocks of {kv.block_size} tokens{state}, the KV cache has {kv.block_pool.num_blocks}"
         )
     is_cut = not config.enable_chunked_prefill and request.num_prompt_tokens > config.max_num_batched_tokens
     if is_cut and request.transfer_role is not TransferRole.CONSUMER:

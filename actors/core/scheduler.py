@@ -63,6 +63,7 @@ class Scheduler:
     """Takes requests, decides steps, and returns the outputs of each client.
 
     worker_abilities: abilities of the worker; a request that needs another one is refused
+    num_state_blocks: how many blocks a request's recurrent state takes, beside those of its tokens
     clock: monotonic, in seconds
     """
 
@@ -78,6 +79,7 @@ class Scheduler:
         adapters: AdapterCache | None = None,
         transfers: TransferParts = NO_TRANSFERS,
         vocab_size: int = MAX_COUNT,
+        num_state_blocks: int = 0,
         clock: Callable[[], float],
     ) -> None:
         self.config = scheduler_config
@@ -88,7 +90,12 @@ class Scheduler:
         self._abilities = engine_abilities(worker_abilities, transfers.connector, structured_output)
         self.kv_events = KVEventLog() if cache_config.has_kv_events else None
         self.kv_cache_manager = kv = KVCacheManager(
-            num_blocks, self.block_size, cache_config.enable_prefix_caching, self.kv_events, transfers.stores
+            num_blocks,
+            self.block_size,
+            cache_config.enable_prefix_caching,
+            self.kv_events,
+            transfers.stores,
+            num_state_blocks=num_state_blocks,
         )
         self.encoder_cache_manager = EncoderCacheManager(scheduler_config.encoder_cache_size)
         self.requests: dict[str, Request] = {}
@@ -160,14 +167,7 @@ class Scheduler:
                 self.waiting.add_request(request)
 
     def _find_refusal(self, request: Request) -> str | None:
-        return find_refusal(
-            request,
-            self.config,
-            self._abilities,
-            num_blocks=self.kv_cache_manager.block_pool.num_blocks,
-            block_size=self.block_size,
-            max_model_len=self.max_model_len,
-        )
+        return find_refusal(request, self.config, self._abilities, self.kv_cache_manager, self.max_model_len)
 
     def finish_requests(
         self, request_ids: str | Iterable[str], finished_status: RequestStatus, error: str | None = None

@@ -18,8 +18,14 @@ from actors.model.attention.backend import AttentionBackendKind, AttentionNeeds
 from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.attention.choice import KINDS
 from actors.model.attention.probe import KVGeometry
-from actors.model.cache.kv_groups import LayerGroup, LayerPlane
-from actors.model.config.config_rules import count_layer_heads, count_layers, has_latents, read_config
+from actors.model.cache.kv_groups import LayerGroup, LayerPlane, RecurrentState
+from actors.model.config.config_rules import (
+    count_layer_heads,
+    count_layers,
+    has_latents,
+    keeps_served_states,
+    read_config,
+)
 from actors.model.errors import ModelError
 from actors.model.loader import choose_device
 from kv_transfer.layout import KeyOrder
@@ -60,6 +66,7 @@ def _needs(config: EngineConfig) -> AttentionNeeds:
         value_size=None if value_size == key_size else value_size,
         further_groups=tuple(LayerGroup(1, *shape) for shape in others),
         planes=(LayerPlane(0, 0, 0),) if is_sharing else (),
+        state=RecurrentState(()) if keeps_served_states(checkpoint) else None,
     )
     dtype = _dtype(config, text)
     return AttentionNeeds(choose_device(config.model), dtype, geometry, config.cache.block_size, KeyOrder.PLAIN)

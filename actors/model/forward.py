@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -15,6 +15,8 @@ from actors.model.attention_modules.latent import keep_latents
 from actors.model.attention_modules.request_positions import RequestPositions
 from actors.model.config.class_facts import WITH_POSITIONS_BY_CACHE
 from actors.model.config.model_kind import ModelKind
+from actors.model.states.recurrent_modules import recurrent_modules_of
+from actors.model.states.step_states import BatchWithStates
 
 TakeStates = Callable[[Tensor], None]
 """A function that gets the last layer's hidden states after the last norm, [num_tokens, hidden_size]."""
@@ -25,7 +27,8 @@ class FlatForward:
 
     The output is logits for a causal language model, and the last hidden states for a model of another kind.
 
-    Invariant: only attention mixes tokens, and it keeps to the request of each token, so requests are independent.
+    Invariant: only attention and recurrent modules mix tokens, and they keep to the request of each token, so requests
+    are independent.
     """
 
     def __init__(self, model: PreTrainedModel, kind: ModelKind = ModelKind.GENERATION) -> None:
@@ -37,6 +40,7 @@ class FlatForward:
         self.first_position = 0 if self.padding_idx is None else self.padding_idx + 1
         """The number that the model gives to a sequence's first position."""
         self._delivery = delivery_for(model)
+        self._recurrent = recurrent_modules_of(model)
         config = model.config.get_text_config(decoder=True)
         self._counts_by_cache = config.model_type in WITH_POSITIONS_BY_CACHE
         keep_latents(model)
@@ -80,10 +84,15 @@ class FlatForward:
             arguments["past_key_values"] = RequestPositions(positions)
         if self.first_position:
             positions = positions + self.first_position
-        with nullcontext() if self._delivery is None else self._delivery.holding(batch):
+        with self._holding_states(batch), nullcontext() if self._delivery is None else self._delivery.holding(batch):
             output = self._called(position_ids=positions[..., None, :], use_cache=False, return_dict=True, **arguments)
         rows: Tensor = (output.logits if self.generates else output.last_hidden_state)[0]
         return rows if self._keeps_logits else rows[indices]
+
+    def _holding_states(self, batch: BatchAttention) -> AbstractContextManager[None]:
+        if self._recurrent is None or not isinstance(batch, BatchWithStates):
+            return nullcontext()
+        return self._recurrent.holding(batch.states)
 
     def stock(self, input_ids: Tensor) -> Tensor:
         """Return the output for every token of one sequence, computed with the model's own attention.

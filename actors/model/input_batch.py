@@ -19,7 +19,13 @@ import numpy as np
 from torch import Tensor
 
 from actors.core.outputs.model_runner_output import NO_TOKEN
-from actors.core.outputs.scheduler_output import NewRequestData, ResumedRequestData, SchedulerOutput, StepBatch
+from actors.core.outputs.scheduler_output import (
+    GroupBlockIds,
+    NewRequestData,
+    ResumedRequestData,
+    SchedulerOutput,
+    StepBatch,
+)
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.requests.token_rules import TokenRules
 from actors.model.attention.batch_attention import BatchShape
@@ -115,11 +121,13 @@ class StepInputs:
 class InputBatch:
     """The persistent batch: rows of tokens and block tables, updated by differences. The scheduler chooses the rows."""
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_state_blocks: int = 0) -> None:
+        """num_state_blocks: of a request's recurrent state"""
         self._requests: dict[str, CachedRequest] = {}
         self._by_row: list[CachedRequest | None] = [None] * max_num_seqs
         self._token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
         self._block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self._state_blocks = np.zeros((max_num_seqs, num_state_blocks), dtype=np.int64)
         self._num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.tokens = TokenRows(self._token_ids, self._num_tokens)
         self._num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
@@ -201,6 +209,7 @@ class InputBatch:
                 num_computed,
                 self._block_tables[rows, :num_blocks].astype(np.int64),
                 num_common_blocks,
+                self._state_blocks[rows],
             ),
             sampled=sampled,
             sampled_rows=rows[sampled],
@@ -307,7 +316,7 @@ class InputBatch:
         self._requests[new.req_id] = request
         self._num_pooling += request.wants_vector
         tokens = np.array(new.prompt_token_ids + new.output_token_ids, dtype=np.int32)
-        self._enter(request, new.row, tokens, new.block_ids[0])
+        self._enter(request, new.row, tokens, new.block_ids)
 
     def _resume(self, resumed: ResumedRequestData) -> None:
         request = self._requests[resumed.req_id]
@@ -315,9 +324,9 @@ class InputBatch:
         assert tokens is not None, f"{resumed.req_id} is resumed, but was not preempted"
         assert len(tokens) >= resumed.num_tokens, f"{resumed.req_id} has more tokens than the worker knows"
         request.kept_token_ids = None
-        self._enter(request, resumed.row, tokens[: resumed.num_tokens], resumed.block_ids[0])
+        self._enter(request, resumed.row, tokens[: resumed.num_tokens], resumed.block_ids)
 
-    def _enter(self, request: CachedRequest, row: int, tokens: np.ndarray, block_ids: list[int]) -> None:
+    def _enter(self, request: CachedRequest, row: int, tokens: np.ndarray, block_ids: GroupBlockIds) -> None:
         assert self._by_row[row] is None, f"row {row} still belongs to another request"
         self._by_row[row] = request
         request.row = row
@@ -325,7 +334,9 @@ class InputBatch:
         self._num_tokens[row] = len(tokens)
         self._num_prompt[row] = request.num_prompt_tokens
         self.lora_names[row] = request.lora_name
-        self._block_tables[row, : len(block_ids)] = block_ids
+        self._block_tables[row, : len(block_ids[0])] = block_ids[0]
+        if self._state_blocks.shape[1]:
+            self._state_blocks[row] = block_ids[1]
         self._wants_vector[row] = request.wants_vector
         self._sampling.set(row, request.params)
         if request.params.prompt_logprobs is not None and len(tokens) == request.num_prompt_tokens:

@@ -21,6 +21,7 @@ from actors.model.attention.probe import GeometryProbe
 from actors.model.cache.kv_cache import allocate_kv_cache, make_layout
 from actors.model.cache.kv_cache_size import check_fits, choose_num_blocks, num_useful_blocks
 from actors.model.cache.memory import free_memory_bytes, peak_memory_bytes
+from actors.model.config.config_rules import NO_DRAFTS_WITH_STATES
 from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch
 from actors.model.loader import LoadedModel, load_model
@@ -31,6 +32,7 @@ from actors.model.sampling.sampling_batch import SamplingBatch
 from actors.model.sampling.sampling_row import SamplingRow
 from actors.model.spec_decode.configured_proposer import make_proposer
 from actors.model.spec_decode.draft_model import DraftModel, load_draft_model
+from actors.model.states.step_states import with_states
 from actors.model.step_threads import StepThreads, num_usable_cores
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from kv_transfer.device_kind import is_accelerator
@@ -82,6 +84,8 @@ class LoadedRunner:
         if parallel_config.num_threads:
             torch.set_num_threads(parallel_config.num_threads)
         model = load_model(model_config, group)
+        if model.geometry.state is not None and scheduler_config.speculative is not None:
+            raise UnsupportedModel(model.architecture, NO_DRAFTS_WITH_STATES)
         # One rank's drafts are enough: the scheduler gives them to all.
         is_first_rank = group is None or group.rank == 0
         draft_model = load_draft_model(model_config, scheduler_config, model) if is_first_rank else None
@@ -105,6 +109,11 @@ class LoadedRunner:
         """
         if not self.model.forward.generates:
             raise UnsupportedModel(self.model.architecture, "adapters are for models that generate (unset lora)")
+        if self.model.geometry.state is not None:
+            # An adapter's rows are those of the flattened batch, and recurrent modules compute parts of it.
+            raise UnsupportedModel(
+                self.model.architecture, "adapters are not served with models that keep recurrent states (unset lora)"
+            )
         self._adapters = AdapterStore(config, self.model, self._scheduler_config.max_loras, on_ready)
         self._adapters.load_configured()
 
@@ -113,8 +122,8 @@ class LoadedRunner:
 
         Raises KVCacheTooSmall, or KVCacheTooLarge if the settings name more than the device has free.
         """
-        model, cache_config = self.model, self._cache_config
-        block_size_bytes = self._make_layout(1).block_size_bytes
+        model, cache_config, layout = self.model, self._cache_config, self._make_layout(1)
+        block_size_bytes = layout.block_size_bytes
         is_gpu = is_accelerator(model.device)
         free_bytes = free_memory_bytes(model.device)
         activation_bytes = 0
@@ -130,6 +139,7 @@ class LoadedRunner:
             free_memory_bytes=free_bytes - activation_bytes,
             is_gpu=is_gpu,
             num_threads=torch.get_num_threads(),
+            num_state_blocks=layout.num_state_blocks,
         )
         check_fits(num_blocks, block_size_bytes, free_bytes)
         return num_blocks
@@ -151,6 +161,7 @@ class LoadedRunner:
             max_model_len=self.model.max_model_len,
             is_gpu=is_gpu,
             num_threads=torch.get_num_threads(),
+            num_state_blocks=self._make_layout(1).num_state_blocks,
         )
         return 2 * useful * block_size_bytes > free_bytes * cache_config.memory_fraction
 
@@ -163,11 +174,13 @@ class LoadedRunner:
             extra={"backend": choice.kind.name.value, "key_order": needs.key_order.value, "reason": choice.reason},
         )
         layout = self._make_layout(num_blocks, needs.key_order)
-        attention = choice.kind.open(allocate_kv_cache(layout, self.model.device), needs)
+        kv_cache = allocate_kv_cache(layout, self.model.device)
+        attention = with_states(choice.kind.open(kv_cache, needs), self.model.geometry)
         batch = InputBatch(
             max_num_seqs=self._scheduler_config.max_num_seqs,
             max_model_len=self.model.max_model_len,
             block_size=self._cache_config.block_size,
+            num_state_blocks=layout.num_state_blocks,
         )
         proposer = make_proposer(self._scheduler_config, batch, self._draft_model) if self._is_first_rank else None
         return ModelRunner(

@@ -43,6 +43,7 @@ from actors.model.linears.packing import prepare_linears
 from actors.model.multimodal.families import VisionFamily, vision_family
 from actors.model.pooling.head import ClassificationHead
 from actors.model.pooling.loading import load_pooling
+from actors.model.states.step_states import BatchWithStates, StateProbe
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from actors.model.tensor_parallel.part import ModelShard, SplitLinear, build_shard
 from actors.model.tensor_parallel.plan import shard_heads
@@ -324,10 +325,10 @@ def choose_device(model_config: ModelConfig) -> torch.device:
 def _probe(forward: FlatForward, config: PretrainedConfig, num_ranks: int) -> tuple[KVGeometry, int]:
     """Run a few tokens through the model; returns the attention that its layers ask for, and its vocabulary size."""
     architecture = architecture_name(config)
-    probe = GeometryProbe(architecture)
+    probe, states = GeometryProbe(architecture), StateProbe()
     tokens = torch.arange(_NUM_PROBE_TOKENS, device=forward.model.device)
     try:
-        output = forward(tokens, tokens, probe, tokens[-1:])
+        output = forward(tokens, tokens, BatchWithStates(probe, states), tokens[-1:])
     except UnsupportedModel as exc:
         raise UnsupportedModel(architecture, f"{exc.reason} (in {exc.architecture})") from exc
     except RankLost:
@@ -335,7 +336,9 @@ def _probe(forward: FlatForward, config: PretrainedConfig, num_ranks: int) -> tu
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError) as exc:
         split = f" on one of {num_ranks} ranks" if num_ranks > 1 else ""
         raise UnsupportedModel(architecture, f"its forward does not take a flattened batch{split}: {exc!r}") from exc
-    geometry = probe.geometry(lambda layer: shard_heads(config, num_ranks, layer).num_replicas if num_ranks > 1 else 1)
+    geometry = probe.geometry(
+        lambda layer: shard_heads(config, num_ranks, layer).num_replicas if num_ranks > 1 else 1, states.state
+    )
     if forward.generates:
         return geometry, output.shape[-1]
     embeddings = forward.model.get_input_embeddings()

@@ -104,14 +104,15 @@ class ModelRunner:
         block_size = self.layout.block_size
         num_tokens = min(self._max_num_batched_tokens, block_size, self.max_model_len - 1)
         table = np.zeros((1, 1 + num_tokens // block_size), dtype=np.int64)
+        slot = np.arange(self.layout.num_state_blocks)[None]
         for start, stop in ((0, num_tokens), (num_tokens - 1, num_tokens)):
-            shape = BatchShape(np.array([0, stop - start]), np.array([start]), table)
+            shape = BatchShape(np.array([0, stop - start]), np.array([start]), table, state_blocks=slot)
             self._forward(np.zeros(stop - start, dtype=np.int64), np.arange(start, stop), shape, np.zeros(1, np.int64))
         # Token 0 is often the padding, whose embedding is zero.
         token, first = np.full(1, self.vocab_size // 2), np.zeros(1, np.int64)
-        alone = BatchShape(np.array([0, 1]), first, table)
+        alone = BatchShape(np.array([0, 1]), first, table, state_blocks=slot)
         self.threads = self.threads.tried(lambda: self._forward(token, first, alone, first))
-        kv_cache[0].zero_()
+        kv_cache[: max(1, self.layout.num_state_blocks)].zero_()
 
     def capture_graphs(self, config: ModelConfig, max_num_seqs: int, say: Callable[[str], None]) -> None:
         """Capture graphs of decode steps, if the settings and the model allow it; after warm_up(), before any request.

@@ -35,6 +35,7 @@ class EngineHeader:
     abilities: the worker's
     fetch_name, max_fetches: of the prefixes that the engine fetches from others
     hash_key:  of the block hashes, so that they come out the same
+    num_state_blocks: of a request's recurrent state
     """
 
     version: Count
@@ -51,6 +52,7 @@ class EngineHeader:
     fetch_name: WireName
     max_fetches: Count
     hash_key: ShortBytes
+    num_state_blocks: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

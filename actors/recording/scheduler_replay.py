@@ -137,6 +137,7 @@ class _ReplayedScheduler:
                 kv_bytes_per_token=header.kv_bytes_per_token,
             ),
             vocab_size=header.vocab_size,
+            num_state_blocks=header.num_state_blocks,
             clock=self._clock,
         )
         self._hasher = BlockHasher(cache.block_size, BlockHashKey(header.hash_key))

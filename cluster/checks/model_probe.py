@@ -62,7 +62,7 @@ def _reason_on_one_rank(config: PretrainedConfig, max_model_len: int | None) -> 
 
 def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
     """Return why a model cannot be the draft model of another one; empty if its config shows no mistake."""
-    from actors.model.config.config_rules import architecture_name, read_config
+    from actors.model.config.config_rules import architecture_name, read_config, reason_against_drafts
     from actors.model.config.model_kind import kind_of
     from actors.model.errors import ModelError
 
@@ -71,6 +71,10 @@ def _why_no_draft(directory: Path, target: PretrainedConfig) -> str:
         name = architecture_name(config)
         if reason := _reason_on_one_rank(config, None):
             return f"{name} cannot be the draft model: {reason}"
+        if reason := reason_against_drafts(config):
+            return f"{name} cannot be the draft model: {reason}"
+        if reason := reason_against_drafts(target):
+            return f"{architecture_name(target)} cannot be served so: {reason}"
         if not kind_of(config).generates:
             return f"{name} cannot be the draft model: it gives no tokens"
     except ModelError as error:

@@ -88,6 +88,7 @@ class ConsumerTransfers:
             drain_timeout_s=self._config.chunk_timeout_s,
             fetch=reservation.fetch,
             content_hash=params.content_hash,
+            num_state_blocks=self._layout.num_state_blocks if reservation.fetch is None else 0,
         )
         consuming = self._consuming[transfer_id] = _Consuming(reservation.key, machine, link, vacated)
         self._transfer_of_key[reservation.key] = transfer_id

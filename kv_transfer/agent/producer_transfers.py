@@ -13,7 +13,7 @@ from kv_transfer.agent.pinned_blocks import PinnedBlocks
 from kv_transfer.agent.transfer_reports import TransferReports
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.fetches import Fetch, WantedFetch
-from kv_transfer.connector.keys import TransferKey
+from kv_transfer.connector.keys import TransferKey, TransferKind
 from kv_transfer.connector.reports import FailedSending, FetchWanted, FinishedSending, ReadyToPrefill
 from kv_transfer.connector.steps import ProducerEnd, ProducerFinish
 from kv_transfer.errors import ProtocolViolation
@@ -112,10 +112,11 @@ class ProducerTransfers:
             max_chunk_blocks=1,
             deadline_s=now_s + self._config.ready_timeout_s,
             content_hash=params.content_hash,
+            num_state_blocks=self._layout.num_state_blocks if key.kind is TransferKind.HANDOFF else 0,
         )
         peer = (params.peer.engine_id, params.peer.incarnation)
         producing = self._producing[transfer_id] = _Producing(key, peer, machine)
-        num_blocks = -(-num_prompt_tokens // self._layout.block_size)
+        num_blocks = -(-num_prompt_tokens // self._layout.block_size) + machine.num_state_blocks
         producing.num_promised_bytes = num_blocks * self._layout.block_size_bytes
         self._count(producing)
         self._transfer_of_key[key] = transfer_id
@@ -203,7 +204,7 @@ class ProducerTransfers:
             machine.block_size = pieces.piece_tokens
             machine.max_chunk_blocks = max(1, self._config.max_chunk_bytes // pieces.piece_size_bytes)
             first_piece = message.first_block * pieces.peer_pieces_per_block
-            num_pieces = -(-machine.num_prompt_tokens // pieces.piece_tokens) - first_piece
+            num_pieces = -(-machine.num_prompt_tokens // pieces.piece_tokens) + machine.num_state_blocks - first_piece
             producing.num_promised_bytes = max(0, num_pieces) * pieces.piece_size_bytes
             self._follow(producing, machine.on_ready(msgspec.structs.replace(message, first_block=first_piece)))
 

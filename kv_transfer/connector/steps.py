@@ -25,7 +25,8 @@ from kv_transfer.params import KVTransferParams
 class Reservation:
     """Consumer, scheduler -> worker: these blocks wait for a producer's KV; send READY to the producer.
 
-    block_ids:        every block of the prompt in order, those that hit the local prefix cache included
+    block_ids:        every block of the prompt in order, those that hit the local prefix cache included; for a model
+        with recurrent layers, then those of the request's slot
     num_local_blocks: how many of these, from the first one on, are already here and must not be sent
     fetch:            what to ask the other engine for; None: this is a handoff
     """
@@ -42,7 +43,7 @@ class Reservation:
 class ProducerProgress:
     """Producer, scheduler -> worker: how far a request's KV is computed before and after this step's forward pass.
 
-    block_ids: every block that the request holds, in order
+    block_ids: every block that travels, in the order of Reservation.block_ids
     """
 
     key: TransferKey

@@ -116,7 +116,8 @@ TRANSITIONS: Mapping[tuple[ConsumerState, ConsumerEvent], _Row] = MappingProxyTy
 class ConsumerMachine:
     """The consumer's end of one transfer: takes events, returns instructions.
 
-    block_ids:        the prompt's blocks in order, those included that are already here
+    block_ids:        the prompt's blocks in order, those included that are already here; then num_state_blocks blocks
+                      of recurrent state
     num_local_blocks: how many of them, from the first one on, are already here
     block_size:       tokens of a block; with block_size_bytes, block_ids and num_local_blocks counted in pieces after
                       use_pieces()
@@ -135,6 +136,7 @@ class ConsumerMachine:
     drain_timeout_s: float
     fetch: Fetch | None = None
     content_hash: bytes = b""
+    num_state_blocks: int = 0
     state: ConsumerState = ConsumerState.OWED
     deadline_s: float | None = None
     """Monotonic, set while CANCELLED: if the producer still owes chunks by then, the link has to be closed."""
@@ -315,6 +317,10 @@ class ConsumerMachine:
             raise ProtocolViolation(
                 f"{self.transfer_id}: the producer handed the request over after sending the KV of {num_valid_tokens} "
                 f"of its {self.num_prompt_tokens} prompt tokens"
+            )
+        elif self.num_state_blocks and self.num_local_blocks + self._num_valid_blocks < len(self.block_ids):
+            raise ProtocolViolation(
+                f"{self.transfer_id}: the producer handed the request over without all of its recurrent state"
             )
         else:
             token_id = finished.first_token_id

@@ -131,6 +131,7 @@ class ProducerMachine:
     max_chunk_blocks: the most blocks, or pieces, of one chunk; set again like block_size
     deadline_s:       monotonic; READY has to come before it
     content_hash:     of the producer's request; empty: not compared with the consumer's
+    num_state_blocks: blocks of recurrent state that follow the prompt's blocks once all of the prompt is computed
     """
 
     transfer_id: TransferId
@@ -140,6 +141,7 @@ class ProducerMachine:
     max_chunk_blocks: int
     deadline_s: float
     content_hash: bytes = b""
+    num_state_blocks: int = 0
     state: ProducerState = ProducerState.AWAITING_READY
     num_announced_chunks: int = 0
     story: TransferStory = field(default_factory=TransferStory)
@@ -189,14 +191,16 @@ class ProducerMachine:
     def on_computed(self, block_ids: tuple[int, ...], num_computed_tokens: int) -> list[Instruction]:
         """Queue the blocks that are complete now that so many tokens are computed.
 
-        block_ids: every block of the request, in order. The last block may be sent partly filled, once the whole
-        prompt is computed.
+        block_ids: every block of the request, in order. The prompt's last block may be sent partly filled, once the
+        whole prompt is computed; so are the blocks of the recurrent state, which changes until then.
         """
         if self._find(ProducerEvent.COMPUTED) is None:
             return []
         num_tokens = min(num_computed_tokens, self.num_prompt_tokens)
         is_through = num_tokens == self.num_prompt_tokens
-        num_blocks = -(-num_tokens // self.block_size) if is_through else num_tokens // self.block_size
+        num_blocks = num_tokens // self.block_size
+        if is_through:
+            num_blocks = -(-num_tokens // self.block_size) + self.num_state_blocks
         if num_blocks <= self._next_block:
             return []
         starts = range(self._next_block, num_blocks, self.max_chunk_blocks)

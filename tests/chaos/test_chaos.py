@@ -46,8 +46,13 @@ async def test_no_fault_loses_or_changes_a_token_or_leaves_anything_behind(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("fleet", "model"),
-    [(Fleet(1, 2), "demo"), (TWO_AND_TWO, "llama"), (TWO_AND_TWO, "deepseek_v3")],
-    ids=["1P+2D of the demo model", "2P+2D", "2P+2D with latent attention"],
+    [
+        (Fleet(1, 2), "demo"),
+        (TWO_AND_TWO, "llama"),
+        (TWO_AND_TWO, "deepseek_v3"),
+        (TWO_AND_TWO, "granite_4_hybrid"),
+    ],
+    ids=["1P+2D of the demo model", "2P+2D", "2P+2D with latent attention", "2P+2D with recurrent states"],
 )
 async def test_a_hundred_faults_lose_or_change_no_token_of_two_thousand_requests(
     checkpoint: Callable[[str], Path], tmp_path: Path, fleet: Fleet, model: str

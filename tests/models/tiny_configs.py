@@ -47,8 +47,22 @@ _SHARED_KV: Final[dict[str, Any]] = {
     "num_kv_shared_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+_MAMBA: Final[dict[str, Any]] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 2 * _HIDDEN // 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+}
+_DELTA: Final[dict[str, Any]] = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 _LATENT: Final[dict[str, Any]] = {"num_key_value_heads": _HEADS}
 _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
+    "bamba": _MAMBA | {"attn_layer_indices": [1, 3]},
     "cohere_compass_text": {
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
@@ -62,6 +76,8 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "deepseek_v2": _LATENT | {"num_experts_per_tok": 2},
     "deepseek_v3": _LATENT,
     "glm4_moe_lite": _LATENT,
+    "falcon_h1": _MAMBA | {"mamba_d_ssm": 2 * _HIDDEN},
+    "granitemoehybrid": _MAMBA | {"layer_types": ["linear_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "hunyuan_v1_dense": {"head_dim": _HEAD_DIM},
     "hunyuan_v1_moe": {"head_dim": _HEAD_DIM},
@@ -71,9 +87,35 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "minicpm3": _LATENT,
     "ministral": {"head_dim": _HEAD_DIM},
     "nemotron": {"num_key_value_heads": _KV_HEADS},
-    "mamba2": {"num_heads": 8},
+    "mamba2": {
+        "num_heads": 8,
+        "head_dim": 16,
+        "state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "max_position_embeddings": MAX_POSITIONS,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 16,
+        "n_groups": 2,
+        "chunk_size": 16,
+        "moe_shared_expert_intermediate_size": 32,
+    },
+    "qwen3_5_moe_text": _DELTA,
+    "qwen3_5_text": _DELTA,
+    "qwen3_next": _DELTA,
     "youtu": _LATENT,
-    "zamba2": {"num_hidden_layers": 54},
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_key_value_heads": _HEADS,
+        "n_mamba_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_ngroups": 2,
+        "chunk_size": 16,
+    },
     "zaya": {"num_experts_per_tok": 1},
     "dbrx": {
         "attn_config": {"kv_n_heads": _KV_HEADS, "clip_qkv": 8.0, "rope_theta": 10000.0},

@@ -25,10 +25,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from actors.config import ModelConfig
 from actors.core.requests.sampling_params import SamplingParams
 from actors.model import loaded_runner
+from actors.model.cache.kv_cache import make_layout
 from actors.model.config.config_rules import reason_in_config
 from actors.model.errors import UnsupportedModel
 from actors.model.forward import FlatForward
-from actors.model.loader import load_model
+from actors.model.loader import LoadedModel, load_model
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.params import PrefixSource
 from tests.actors.model.ranks import on_each_rank
@@ -74,7 +75,7 @@ def try_model_type(model_type: str, directory: Path) -> Outcome:
         load_model(ModelConfig(model=str(checkpoint), dtype="float32", device="cpu"))
     except UnsupportedModel as refusal:
         return Outcome(model_type, reason=refusal.reason)
-    return Outcome(model_type, tuple(name for check, names in _CHECKS if check(checkpoint) for name in names))
+    return Outcome(model_type, tuple(name for check, _ in _CHECKS for name in check(checkpoint)))
 
 
 def _assert_small(config: PretrainedConfig) -> None:
@@ -84,9 +85,27 @@ def _assert_small(config: PretrainedConfig) -> None:
     assert num_parameters <= _MAX_PARAMETERS, f"its tiny config has {num_parameters} parameters"
 
 
-def _hand_over(checkpoint: Path) -> bool:
+def _num_state_blocks(checkpoint: Path) -> int:
+    """How many blocks a request's recurrent state takes; 0 for a model without."""
+    model: LoadedModel = getattr(loaded_runner, "load_model")(  # noqa: B009
+        ModelConfig(model=str(checkpoint), dtype="float32", device="cpu")
+    )
+    layout = make_layout(
+        model.geometry, num_blocks=1, block_size=_BLOCK_SIZE, dtype=torch.float32, model_fingerprint=""
+    )
+    return layout.num_state_blocks
+
+
+def _hand_over(checkpoint: Path) -> tuple[str, ...]:
     """P computes prompts in chunks and hands them over to D; then the same prompts hit P's cache."""
-    config = engine_config(checkpoint, block_size=_BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=24)
+    num_state_blocks = _num_state_blocks(checkpoint)
+    config = engine_config(
+        checkpoint,
+        block_size=_BLOCK_SIZE,
+        num_blocks=256 + 8 * num_state_blocks,
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+    )
     prompts = {f"r{length}": random_prompt(length) for length in _LENGTHS}
     with EnginePair(config, config) as pair:
         for round_name in ("first", "again"):
@@ -95,15 +114,17 @@ def _hand_over(checkpoint: Path) -> bool:
             pair.run()
             for name, prompt in prompts.items():
                 _assert_right(pair, f"{round_name}-{name}", checkpoint, prompt, 8)
-        assert pair.answers["again-r56"].timings("prefill").num_cached_tokens >= 48
+        num_cached_tokens = pair.answers["again-r56"].timings("prefill").num_cached_tokens
+        assert num_cached_tokens == 0 if num_state_blocks else num_cached_tokens >= 48
         pair.assert_whole()
-    return True
+    return _HANDED_OVER[:1] if num_state_blocks else _HANDED_OVER
 
 
-def _preempt(checkpoint: Path) -> bool:
+def _preempt(checkpoint: Path) -> tuple[str, ...]:
     """D launches steps early, and its pool is too small for the outputs of two requests."""
-    prefill = engine_config(checkpoint, block_size=_BLOCK_SIZE, overlap=True)
-    decode = engine_config(checkpoint, block_size=_BLOCK_SIZE, num_blocks=17, overlap=True)
+    num_state_blocks = _num_state_blocks(checkpoint)
+    prefill = engine_config(checkpoint, block_size=_BLOCK_SIZE, num_blocks=256 + 4 * num_state_blocks, overlap=True)
+    decode = engine_config(checkpoint, block_size=_BLOCK_SIZE, num_blocks=17 + 2 * num_state_blocks, overlap=True)
     prompts = {f"r{index}": random_prompt(26 + index, seed=index) for index in range(4)}
     with EnginePair(prefill, decode) as pair:
         for name, prompt in prompts.items():
@@ -113,23 +134,25 @@ def _preempt(checkpoint: Path) -> bool:
             _assert_right(pair, name, checkpoint, prompt, 40)
         assert pair.engines["decode"].make_stats().num_preemptions > 0
         pair.assert_whole()
-    return True
+    return _PREEMPTED
 
 
-def _split(checkpoint: Path) -> bool:
+def _split(checkpoint: Path) -> tuple[str, ...]:
     """Two ranks load the model, and rank 0 compares what they compute with the whole model."""
     config = ModelConfig(model=str(checkpoint), dtype="float32", device="cpu")
     try:
         on_each_rank(2, lambda group: load_model(config, group))
     except UnsupportedModel:
-        return False
-    return True
+        return ()
+    return _SPLIT
 
 
-def _take_over(checkpoint: Path) -> bool:
+def _take_over(checkpoint: Path) -> tuple[str, ...]:
     """P goes on with what D has computed: a prefix, an output without its KV, and an output with its KV."""
     transfer = KVTransferConfig(transport="loopback", connect_timeout_s=2.0, prefix_load_timeout_s=5.0)
-    config = engine_config(checkpoint, block_size=_BLOCK_SIZE, transfer=transfer)
+    num_state_blocks = _num_state_blocks(checkpoint)
+    num_blocks = 256 + 3 * num_state_blocks
+    config = engine_config(checkpoint, block_size=_BLOCK_SIZE, num_blocks=num_blocks, transfer=transfer)
     prompts = {name: random_prompt(40, seed=seed) for seed, name in enumerate(("fetched", "resumed", "moved"))}
     with EnginePair(config, config) as pair:
         for name, prompt in prompts.items():
@@ -144,17 +167,23 @@ def _take_over(checkpoint: Path) -> bool:
         for name, prompt in prompts.items():
             _assert_right(pair, name, checkpoint, prompt, 16)
         # One token of a prompt is left to compute: 4 blocks of 40 tokens are fetched, and 5 of 45.
-        assert pair.engines["prefill"].make_stats().prefix_cache_stats.loaded == 9 * _BLOCK_SIZE
+        num_loaded = pair.engines["prefill"].make_stats().prefix_cache_stats.loaded
+        assert num_loaded == (0 if num_state_blocks else 9 * _BLOCK_SIZE)
         pair.assert_whole()
-    return True
+    return _TAKEN_OVER[1:] if num_state_blocks else _TAKEN_OVER
 
 
-_CHECKS: Final[tuple[tuple[Callable[[Path], bool], tuple[str, ...]], ...]] = (
-    (_hand_over, ("handoff with chunks", "prefix hits")),
-    (_preempt, ("preemption", "overlap")),
-    (_split, ("two ranks",)),
-    (_take_over, ("fetched prefix", "moved", "resumed after a crash")),
+_HANDED_OVER: Final = ("handoff with chunks", "prefix hits")
+_PREEMPTED: Final = ("preemption", "overlap")
+_SPLIT: Final = ("two ranks",)
+_TAKEN_OVER: Final = ("fetched prefix", "moved", "resumed after a crash")
+_CHECKS: Final[tuple[tuple[Callable[[Path], tuple[str, ...]], tuple[str, ...]], ...]] = (
+    (_hand_over, _HANDED_OVER),
+    (_preempt, _PREEMPTED),
+    (_split, _SPLIT),
+    (_take_over, _TAKEN_OVER),
 )
+"""Each check, with the abilities that it can find; it returns those that the model is served with."""
 ABILITIES: Final = tuple(name for _, names in _CHECKS for name in names)
 
 

@@ -4,6 +4,8 @@ A request's blocks stand in the order of its tokens: token i is in slot i % bloc
 failed allocation changes nothing. A block is named in the prefix cache only when a step, or a transfer, that filled it
 is over: see cache_blocks.
 
+A model with recurrent layers keeps a slot for each request as well (state_slots.py), for which all this holds too.
+
 A step that is still under way may write the blocks of a request that has ended meanwhile. Nothing else may use these
 blocks before the step is over, a link least of all, since the device does not order a link's writes after the step's.
 Until then the blocks are fenced: no request holds them, and they are not free.
@@ -23,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock
 from actors.core.blocks.kv_events import KVEventLog
 from actors.core.blocks.prompt_tails import PartialHit, PromptTails
+from actors.core.blocks.state_slots import StateSlots
 from actors.core.outputs.scheduler_output import BlockCopy
 from actors.core.outputs.scheduler_stats import PrefixCacheStats
 from actors.core.requests.request import Request
@@ -41,12 +44,16 @@ class KVCacheManager:
         enable_caching: bool = True,
         events: KVEventLog | None = None,
         observer: CacheObserver | None = None,
+        *,
+        num_state_blocks: int = 0,
     ) -> None:
+        """num_state_blocks: of a request's slot. With slots there are no hits: a prefix's state is not kept."""
         self.block_size = block_size
         self.block_pool = BlockPool(num_blocks, events, observer)
         self._observer = observer
         self.prefix_cache_stats = PrefixCacheStats()
-        self._enable_caching = enable_caching
+        self.states = StateSlots(num_state_blocks)
+        self._enable_caching = enable_caching and not self.states
         self._blocks: dict[str, list[KVCacheBlock]] = {}
         self._num_cached_blocks: dict[str, int] = {}
         self._pinned: dict[TransferKey, list[KVCacheBlock]] = {}
@@ -87,9 +94,17 @@ class KVCacheManager:
         """How many blocks num_tokens tokens fill or begin."""
         return -(-num_tokens // self.block_size)
 
+    def num_blocks_with_slot(self, num_tokens: int) -> int:
+        """How many blocks a request of num_tokens tokens takes in all, those of its slot included."""
+        return self.num_blocks_for(num_tokens) + self.states.num_blocks
+
     def num_blocks_of(self, request_id: str) -> int:
-        """How many blocks the request holds."""
+        """How many blocks the request holds for its tokens."""
         return len(self._blocks.get(request_id, ()))
+
+    def num_held_by(self, request_id: str) -> int:
+        """How many blocks the request holds in all, those of its slot included."""
+        return self.num_blocks_of(request_id) + len(self.states.get_block_ids(request_id))
 
     def get_computed_blocks(self, request: Request) -> list[KVCacheBlock]:
         """Return the cached blocks of the request's longest known prefix, without taking hold of them.
@@ -137,6 +152,8 @@ class KVCacheManager:
     ) -> list[KVCacheBlock] | None:
         """Give the request slots for num_new_tokens after its computed tokens and its prefix hit.
 
+        A request without blocks gets its slot for recurrent states as well, if there are such slots.
+
         new_computed_blocks: the request's prefix hit, if the request holds no blocks yet
         partial_hit: a cached block with the tokens after the prefix hit, which the next step copies
         num_slots_that_must_fit: total number of slots that must be available, even if fewer are given now
@@ -155,11 +172,14 @@ class KVCacheManager:
         num_wanted = max(num_new_blocks, self.num_blocks_for(num_slots_that_must_fit) - num_held)
         # A block of the hit that is free leaves the free queue too, so it counts against the free blocks.
         num_wanted += sum(block.ref_cnt == 0 for block in new_computed_blocks) + num_headroom_blocks
+        num_state_blocks = self.states.num_missing(request.request_id)
+        num_wanted += num_state_blocks
         if num_wanted > self.block_pool.num_free_blocks:
             return None
         # The hit is taken first, so that get_free_blocks() cannot return blocks of the hit.
         self.block_pool.touch(new_computed_blocks)
         new_blocks = self.block_pool.get_free_blocks(num_new_blocks)
+        self.states.put(request.request_id, self.block_pool.get_free_blocks(num_state_blocks))
         held = self._blocks.setdefault(request.request_id, [])
         held += new_computed_blocks
         held += new_blocks
@@ -241,7 +261,8 @@ class KVCacheManager:
         """Free all blocks of a request, if it holds any; they stay fenced while steps are under way."""
         self._num_cached_blocks.pop(request.request_id, None)
         self._tails.remove(request.request_id)
-        blocks = self._blocks.pop(request.request_id, None)
+        blocks = self._blocks.pop(request.request_id, [])
+        blocks += self.states.pop(request.request_id)
         if not blocks:
             return
         if self._last_step_begun > self._last_step_over:
@@ -252,6 +273,16 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> list[int]:
         """Return the ids of the request's blocks, in the order of its tokens; empty if it holds none."""
         return [block.block_id for block in self._blocks.get(request_id, ())]
+
+    def get_handoff_ids(self, request: Request) -> list[int]:
+        """Return the ids of the blocks that travel in a request's handoff, in order: its tokens', then its slot's."""
+        block_ids = self.get_block_ids(request.request_id)[: self.num_blocks_for(request.num_tokens)]
+        return block_ids + self.states.get_block_ids(request.request_id)
+
+    def get_group_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Return the ids of the request's blocks as the worker gets them: its tokens', and its slot's if it has one."""
+        block_ids = self.get_block_ids(request_id)
+        return (block_ids, self.states.get_block_ids(request_id)) if self.states else (block_ids,)
 
     def get_num_common_prefix_blocks(self, requests: Iterable[Request]) -> int:
         """How many blocks, from the first one, all these requests share; 0 for a single request.
@@ -288,7 +319,8 @@ class KVCacheManager:
         """Raise IntegrityError if the pool or the requests' blocks contradict each other."""
         self.block_pool.check_integrity()
         num_holds: Counter[int] = Counter()
-        for holder, blocks in (*self._blocks.items(), *self._pinned.items()):
+        self.states.check_integrity(self.holders())
+        for holder, blocks in (*self._blocks.items(), *self._pinned.items(), *self.states):
             block_ids = [block.block_id for block in blocks]
             if len(set(block_ids)) != len(blocks):
                 raise IntegrityError(f"{holder} holds a block twice: {block_ids}")

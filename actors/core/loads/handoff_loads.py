@@ -67,8 +67,8 @@ class HandoffLoads:
         if self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None:
             return LoadDecision.NO_ROOM
         self._loading.begin(request, num_local_tokens, self._config.handoff_timeout_s, now_s)
-        prompt_block_ids = self._kv.get_block_ids(request.request_id)[: self._kv.num_blocks_for(request.num_tokens)]
-        self._connector.update_state_after_alloc(request.request_id, prompt_block_ids, num_local_tokens)
+        block_ids = self._kv.get_handoff_ids(request)
+        self._connector.update_state_after_alloc(request.request_id, block_ids, num_local_tokens)
         return LoadDecision.STARTED
 
     def finish(self, request: Request, received: ReceivedKV, queues: Queues, now_s: float) -> list[Ending]:
@@ -113,7 +113,8 @@ class HandoffLoads:
         block_size = self._kv.block_size
         num_valid_tokens = max(num_valid_tokens, request.num_cached_tokens)
         num_kept_tokens = min(num_valid_tokens, request.num_tokens - 1) // block_size * block_size
-        if not request.reads_prefix_cache:
+        if not request.reads_prefix_cache or self._kv.states:
+            # Of the recurrent state, nothing or all has come, and all of it belongs to the end of the prompt.
             num_kept_tokens = 0
         if num_kept_tokens < request.num_cached_tokens:
             # The last block came from the prefix cache and other requests may share it, so it must not be overwritten.

@@ -44,8 +44,8 @@ class LoadRoom:
         The growth that counts is that during one load. If a request counted with max_tokens, one client with a large
         max_tokens could prevent all loads.
         """
-        num_blocks_of = self._kv.num_blocks_of
-        num_own = self._kv.num_blocks_for(self.num_slots_to_go_on(consumer))
+        num_blocks_of = self._kv.num_held_by
+        num_own = self._kv.num_blocks_with_slot(self.num_slots_to_go_on(consumer))
         num_pinned = num_own + self._num_other_pinned_blocks()
         num_pinned += sum(num_blocks_of(request_id) for request_id in (*self._loading, *self._held))
         max_growth = max(0, self._num_blocks_soon(consumer) - num_own)
@@ -55,9 +55,10 @@ class LoadRoom:
             max_growth = max(max_growth, self._num_blocks_soon(request))
             if request.transfer_role is TransferRole.PRODUCER:
                 num_pinned += num_blocks_of(request.request_id)
-        num_pinned += queues.running.num_producer_blocks()
-        num_tokens_soon = queues.running.max_consumer_tokens(self._num_growth_tokens)
-        max_growth = max(max_growth, self._kv.num_blocks_for(num_tokens_soon))
+        rows = queues.running
+        num_pinned += rows.num_producer_blocks() + int(rows.is_producer.sum()) * self._kv.states.num_blocks
+        if num_tokens_soon := rows.max_consumer_tokens(self._num_growth_tokens):
+            max_growth = max(max_growth, self._kv.num_blocks_with_slot(num_tokens_soon))
         return num_pinned + max_growth <= self._kv.block_pool.num_blocks
 
     def num_slots_to_go_on(self, request: Request) -> int:
@@ -72,4 +73,4 @@ class LoadRoom:
 
     def _num_blocks_soon(self, request: Request) -> int:
         num_tokens = min(request.max_num_tokens, request.num_tokens + 1 + self._num_growth_tokens)
-        return self._kv.num_blocks_for(num_tokens)
+        return self._kv.num_blocks_with_slot(num_tokens)

@@ -91,7 +91,7 @@ class PrefixLoads:
 
     def _reserve(self, request: Request, hit: Sequence[KVCacheBlock]) -> int:
         """Reserve, at the sources, the blocks of a request after its hit. Returns how many blocks the sources have."""
-        if self._sources is None or not request.reads_prefix_cache:
+        if self._sources is None or not request.reads_prefix_cache or self._kv.states:
             return 0
         # At least one token has to be computed here, since its logits are needed.
         wanted = request.block_hashes[len(hit) : (request.num_tokens - 1) // self._kv.block_size]

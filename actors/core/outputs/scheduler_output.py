@@ -29,7 +29,7 @@ from kv_transfer.message_ranges import (
 GroupBlockIds: TypeAlias = Annotated[
     tuple[Annotated[list[Count], Meta(max_length=MAX_ITEMS)], ...], Meta(max_length=MAX_KINDS)
 ]
-"""Blocks by KV cache group."""
+"""A list of blocks for each purpose."""
 _Drafts: TypeAlias = Annotated[list[Annotated[int, Meta(ge=NO_TOKEN, le=MAX_COUNT)]], Meta(max_length=MAX_ITEMS)]
 
 
@@ -50,7 +50,7 @@ class NewRequestData:
 
     row: the request's row in the persistent batch
     output_token_ids: tokens that were sampled elsewhere (of a resumed or handed-over request)
-    block_ids: one list for each KV cache group; there is one group today
+    block_ids: the blocks of the request's tokens; for a model with recurrent layers also those of its slot
     """
 
     req_id: WireName
@@ -74,7 +74,7 @@ class ResumedRequestData:
 
     row: the request's new row in the persistent batch
     num_tokens: how many of the request's tokens are valid; the worker drops tokens that a step sampled after these
-    block_ids: all blocks that the request has now, one list for each KV cache group
+    block_ids: all blocks that the request has now, as in NewRequestData
     """
 
     req_id: WireName

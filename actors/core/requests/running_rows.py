@@ -164,8 +164,10 @@ class RunningRows:
         """Return how many blocks the decoding requests need for num_steps further steps, at most one each."""
         return int(((self.epochs > 0) & (self.num_slots - self.num_computed < num_steps)).sum())
 
-    def num_steps_until_free(self, num_blocks: int, num_free_blocks: int) -> int:
+    def num_steps_until_free(self, num_blocks: int, num_free_blocks: int, num_state_blocks: int = 0) -> int:
         """Return how many steps it takes until num_blocks are free, if each request runs to its full length.
+
+        num_state_blocks: what each request frees beside the blocks of its tokens
 
         Returns 0 if nothing runs, and the steps of the longest request if even the ends of all requests free too few.
         """
@@ -175,7 +177,7 @@ class RunningRows:
         num_left = np.where(self.is_producer, 1, self.max_num_tokens - self.num_expected)[is_live]
         order = np.argsort(num_left)
         num_left = num_left[order]
-        num_released = np.cumsum(self.num_slots[is_live][order] // self._block_size)
+        num_released = np.cumsum(self.num_slots[is_live][order] // self._block_size + num_state_blocks)
         # While a request ends, the requests that still run have grown by as many tokens.
         num_grown = num_left * np.arange(len(num_left) - 1, -1, -1) // self._block_size
         is_enough = (num_free_blocks + num_released - num_grown >= num_blocks).nonzero()[0]

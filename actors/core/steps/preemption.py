@@ -91,6 +91,6 @@ class Preemptor:
         num_free_blocks = self._kv.block_pool.num_free_blocks + self._kv.num_fenced_blocks
         # The last victim is at the head of the waiting queue, so it is admitted first.
         for victim in reversed(step.preempted.values()):
-            num_blocks += self._kv.num_blocks_for(victim.request.num_tokens)
-            num_steps = self._rows.num_steps_until_free(num_blocks, num_free_blocks)
+            num_blocks += self._kv.num_blocks_with_slot(victim.request.num_tokens)
+            num_steps = self._rows.num_steps_until_free(num_blocks, num_free_blocks, self._kv.states.num_blocks)
             self._client_outputs.add_preemption(victim.request, Preemption(victim.num_computed_tokens, num_steps))

@@ -267,7 +267,7 @@ class Step:
         self.producer_progress.append(
             ProducerProgress(
                 key=TransferKey.of_handoff(request.request_id),
-                block_ids=tuple(kv_cache_manager.get_block_ids(request.request_id)),
+                block_ids=tuple(kv_cache_manager.get_handoff_ids(request)),
                 num_computed_tokens_before=request.num_computed_tokens,
                 num_computed_tokens_after=request.num_computed_tokens + num_new_tokens,
             )
@@ -282,7 +282,7 @@ def _describe(request: Request, kv_cache_manager: KVCacheManager) -> NewRequestD
         output_token_ids=request.output_token_ids,
         sampling_params=request.sampling_params,
         eos_token_ids=request.eos_token_ids,
-        block_ids=(kv_cache_manager.get_block_ids(request.request_id),),
+        block_ids=kv_cache_manager.get_group_ids(request.request_id),
         num_computed_tokens=request.num_computed_tokens,
         pooling_params=request.pooling_params,
         lora_name=request.lora_name,
@@ -293,5 +293,5 @@ def _describe(request: Request, kv_cache_manager: KVCacheManager) -> NewRequestD
 
 
 def _describe_resumed(request: Request, kv_cache_manager: KVCacheManager) -> ResumedRequestData:
-    block_ids = kv_cache_manager.get_block_ids(request.request_id)
-    return ResumedRequestData(request.request_id, request.row, request.num_tokens, (block_ids,))
+    block_ids = kv_cache_manager.get_group_ids(request.request_id)
+    return ResumedRequestData(request.request_id, request.row, request.num_tokens, block_ids)

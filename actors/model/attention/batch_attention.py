@@ -79,12 +79,14 @@ class BatchShape:
     block_tables: [num_requests, max_blocks] int64, each request's blocks in order; entries after a request's last block
         are not read
     num_common_blocks: how many blocks at the start of each row of block_tables are the same for all requests, and full
+    state_blocks: [num_requests, blocks of a slot] int64, each request's recurrent state; None for a model without
     """
 
     query_starts: np.ndarray
     num_computed: np.ndarray
     block_tables: np.ndarray
     num_common_blocks: int = 0
+    state_blocks: np.ndarray | None = None
 
     @property
     def query_lens(self) -> np.ndarray:

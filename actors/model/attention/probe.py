@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from actors.model.attention.batch_attention import AttentionLayer, Reach
+from actors.model.cache.kv_cache_size import unused_head_dim
 from actors.model.cache.kv_groups import LayerGroup, LayerPlane, RecurrentState
 from actors.model.errors import UnsupportedModel
 
@@ -75,6 +76,8 @@ class KVGeometry:
     @property
     def irregularity(self) -> str | None:
         """The reason why backends that need a plane for each layer in one tensor do not serve the model, or None."""
+        if self.state is not None:
+            return "it keeps recurrent states"
         if self.value_size == 0:
             return "it has latent attention (MLA)"
         if self.further_groups:
@@ -165,13 +168,18 @@ class GeometryProbe:
                 return
         self._kept[index] = (key, value)
 
-    def geometry(self, num_replicas_of: Callable[[int], int] = lambda layer: 1) -> KVGeometry:
-        """Return the recorded KV shape. Raises UnsupportedModel if a layer has no attention.
+    def geometry(
+        self, num_replicas_of: Callable[[int], int] = lambda layer: 1, state: RecurrentState | None = None
+    ) -> KVGeometry:
+        """Return the recorded KV shape. Raises UnsupportedModel if a layer neither attends nor may be recurrent.
 
+        state: what recurrent layers keep of a request; None if the model has none, so that every layer has to attend
         num_replicas_of: how many ranks hold the same KV head of a layer. Layers that are alike on one rank form two
             groups if the ranks share the heads of one, and have heads of their own of the other
         """
-        if sorted(self._layers) != list(range(len(self._layers))) or not self._layers:
+        if state is not None and not self._layers:
+            return _geometry_without_attention(state)
+        if state is None and (sorted(self._layers) != list(range(len(self._layers))) or not self._layers):
             raise UnsupportedModel(
                 self._architecture, f"attention runs in layers {sorted(self._layers)} only, not in every layer"
             )
@@ -203,4 +211,13 @@ class GeometryProbe:
             value_size=None if first.value_size == first.key_size else first.value_size,
             further_groups=tuple(groups[1:]),
             planes=() if is_one_to_one else tuple(planes[index] for index in sorted(planes)),
+            state=state,
         )
+
+
+def _geometry_without_attention(state: RecurrentState) -> KVGeometry:
+    """Return the geometry of a model that keeps a state of each request, and nothing of each token.
+
+    The cache is made of blocks of tokens all the same.
+    """
+    return KVGeometry(1, 1, unused_head_dim(state.size_bytes), (), planes=(LayerPlane(0, 0, 0),), state=state)

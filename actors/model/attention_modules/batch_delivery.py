@@ -56,7 +56,12 @@ class BatchDelivery:
     def _add_batch(
         self, module: nn.Module, inputs: tuple[object, ...], arguments: dict[str, object]
     ) -> tuple[tuple[object, ...], dict[str, object]] | None:
-        return None if self._batch is None else (inputs, arguments | {BATCH_ARGUMENT: self._batch})
+        if self._batch is None:
+            return None
+        if "layer_idx" in arguments:
+            # Zamba2's attention is told its layer with each call.
+            module.layer_idx = arguments["layer_idx"]  # type: ignore[assignment]  # nn.Module's attributes are untyped
+        return inputs, arguments | {BATCH_ARGUMENT: self._batch}
 
     def _replace(self, module: nn.Module, replaced: ReplacedForward) -> None:
         own = module.forward

@@ -51,8 +51,25 @@ def make_layout(
                 num_replicas=group.num_replicas,
             )
             for group in geometry.further_groups
-        ),
+        )
+        + _state_groups(geometry),
         value_size=geometry.value_size,
+    )
+
+
+def _state_groups(geometry: KVGeometry) -> tuple[KVGroup, ...]:
+    """Return the groups of recurrent layers, one for each dtype: they have no bytes in the blocks of tokens."""
+    parts = [] if geometry.state is None else geometry.state.parts
+    return tuple(
+        KVGroup(
+            num_layers=len({part.layer for part in parts if part.dtype is dtype}),
+            num_kv_heads=1,
+            key_size=1,
+            value_size=0,
+            dtype=str(dtype).removeprefix("torch."),
+            bytes_per_request=sum(part.size_bytes for part in parts if part.dtype is dtype),
+        )
+        for dtype in dict.fromkeys(part.dtype for part in parts)
     )
 
 

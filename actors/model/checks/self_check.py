@@ -14,12 +14,14 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from actors.model.attention.backend import AttentionBackend
 from actors.model.attention.batch_attention import BatchShape
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.torch_backend import TorchAttention
@@ -29,6 +31,7 @@ from actors.model.dequantizing import is_quantized
 from actors.model.errors import SelfCheckFailed
 from actors.model.forward import FlatForward
 from actors.model.linears.grouped_experts import looping_experts
+from actors.model.states.step_states import with_states
 from kv_transfer.device_kind import is_accelerator
 
 logger = logging.getLogger(__name__)
@@ -110,10 +113,13 @@ def _paged_logits(forward: FlatForward, geometry: KVGeometry, sequences: Tensor)
         dtype=forward.model.dtype,
         model_fingerprint="",
     )
+    num_token_blocks, num_state_blocks = layout.num_blocks, layout.num_state_blocks
+    layout = replace(layout, num_blocks=num_token_blocks + 2 * num_state_blocks)
     kv_cache = allocate_kv_cache(layout, sequences.device)
-    backend = TorchAttention(kv_cache, geometry, _BLOCK_SIZE)
+    backend = with_states(TorchAttention(kv_cache, geometry, _BLOCK_SIZE), geometry)
     # The blocks are out of order, so that a wrong address gives a wrong result.
     block_tables = np.arange(2 * blocks_per_sequence)[::-1].reshape(blocks_per_sequence, 2).T
+    slots = num_token_blocks + np.arange(2 * num_state_blocks)[::-1].reshape(num_state_blocks, 2).T
     steps = [
         ([0, num_tokens * 2 // 3], [0, 0]),
         ([num_tokens * 2 // 3, num_tokens - 1], [0, half - 1]),
@@ -123,20 +129,21 @@ def _paged_logits(forward: FlatForward, geometry: KVGeometry, sequences: Tensor)
         steps = [([0, num_tokens], [0, half])]
     logits: list[list[Tensor]] = [[], []]
     for edges in steps:
-        for sequence, part in _run_step(forward, backend, sequences, block_tables, edges):
+        for sequence, part in _run_step(forward, backend, sequences, (block_tables, slots), edges):
             logits[sequence].append(part)
     return torch.cat(logits[0] + logits[1])
 
 
 def _run_step(
     forward: FlatForward,
-    backend: TorchAttention,
+    backend: AttentionBackend,
     sequences: Tensor,
-    block_tables: np.ndarray,
+    tables: tuple[np.ndarray, np.ndarray],
     edges: tuple[list[int], list[int]],
 ) -> list[tuple[int, Tensor]]:
     """Compute a part of each sequence in one batch.
 
+    tables: each sequence's blocks of tokens, and its blocks of recurrent state
     edges: (start, stop) of each sequence's part
     Returns the index of each sequence whose part is not empty, with the logits of the part's tokens.
     """
@@ -145,7 +152,8 @@ def _run_step(
     shape = BatchShape(
         query_starts=np.cumsum([0, *lengths]),
         num_computed=np.array([edges[sequence][0] for sequence in present]),
-        block_tables=block_tables[present],
+        block_tables=tables[0][present],
+        state_blocks=tables[1][present],
     )
     input_ids = torch.cat([sequences[sequence, slice(*edges[sequence])] for sequence in present])
     positions = torch.cat([torch.arange(*edges[sequence]) for sequence in present]).to(sequences.device)

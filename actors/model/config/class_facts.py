@@ -32,7 +32,27 @@ WITH_RECURRENT_STATE: Final = _words(
 )
 """Causal language models whose class is _is_stateful; granitemoehybrid keeps a state in some checkpoints only."""
 
-WITH_BATCH_DELIVERED: Final = _words("falcon nemotron stablelm")
+RECURRENT_MODULES: Final = {
+    "bamba": "BambaMixer",
+    "falcon_h1": "FalconH1Mixer",
+    "granitemoehybrid": "GraniteMoeHybridMambaLayer",
+    "lfm2": "Lfm2ShortConv",
+    "lfm2_moe": "Lfm2MoeShortConv",
+    "mamba2": "Mamba2Mixer",
+    "nemotron_h": "NemotronHMamba2Mixer",
+    "qwen3_5_moe_text": "Qwen3_5MoeGatedDeltaNet",
+    "qwen3_5_text": "Qwen3_5GatedDeltaNet",
+    "qwen3_next": "Qwen3NextGatedDeltaNet",
+    "zamba2": "Zamba2MambaMixer",
+}
+"""The causal language models whose recurrent states are served, with the class of their recurrent modules."""
+
+WITHOUT_ATTENTION: Final = _words("mamba2")
+"""The ones among them that never attend."""
+
+WITH_BATCH_DELIVERED: Final = _words(
+    "bamba falcon falcon_h1 nemotron nemotron_h qwen3_5_moe_text qwen3_5_text qwen3_next stablelm zamba2"
+)
 """Causal language models whose attention modules get the step's batch in another way than by the model's own code."""
 
 WITH_REPLACED_ATTENTION: Final = _words("falcon")

@@ -21,6 +21,7 @@ from actors.model.config.class_facts import (
     BIDIRECTIONAL_UNLESS_DECODER,
     IN_EXTRA_QUANTIZED,
     QUANTIZATION_PACKAGES,
+    RECURRENT_MODULES,
     REFUSED_ON_TRIAL,
     WITH_BATCH_DELIVERED,
     WITH_CHUNKED_ATTENTION,
@@ -28,6 +29,7 @@ from actors.model.config.class_facts import (
     WITH_POSITIONS_AFTER_PADDING,
     WITH_RECURRENT_STATE,
     WITH_WINDOW_IN_MASK,
+    WITHOUT_ATTENTION,
     WITHOUT_ATTENTION_INTERFACE,
 )
 from actors.model.config.model_kind import ModelKind, has_class, kind_of
@@ -35,7 +37,13 @@ from actors.model.errors import CheckpointError, UnsupportedModel
 from actors.model.multimodal.families import SERVED_FAMILIES, vision_family
 from kv_transfer.layout import rank_kv_heads
 
+NO_DRAFTS_WITH_STATES: Final = (
+    "it keeps recurrent states, out of which a rejected draft's tokens cannot be taken back; such a model is served "
+    "without speculative decoding (unset scheduler.speculative)"
+)
 _SERVED_LAYER_TYPES: Final = {"full_attention", "sliding_attention"}
+_RECURRENT_LAYER_TYPES: Final = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
+"""The further layer types of models with recurrent layers, some of which neither attend nor keep a state."""
 _OTHER_INPUTS: Final = ("vision_config", "audio_config", "speech_config")
 _LAYER_TYPE_FIELDS: Final = ("layer_types", "layers_block_type", "attention_layers")
 _ACTIVATION_FIELDS: Final = ("hidden_act", "hidden_activation", "activation_function")
@@ -124,6 +132,11 @@ def reason_on_ranks(config: PretrainedConfig, tp_size: int) -> str | None:
     """Return why the model cannot be split over tp_size ranks, or None if the config names no reason."""
     if tp_size == 1:
         return None
+    if keeps_served_states(config):
+        return (
+            "transformers' tensor-parallel plan does not split its recurrent layers: "
+            f"tensor_parallel_size is {tp_size}, and 1 is possible"
+        )
     if vision_family(config) is not None:
         return f"models with images run on one rank, and tensor_parallel_size is {tp_size}"
     if (method := quantization_method(config)) is not None:
@@ -214,6 +227,23 @@ def keeps_recurrent_state(config: PretrainedConfig) -> bool:
     return not kinds or not set(kinds) <= _SERVED_LAYER_TYPES
 
 
+def keeps_served_states(config: PretrainedConfig) -> bool:
+    """Whether the model keeps recurrent states that raypd serves."""
+    text = config.get_text_config(decoder=True)
+    return text.model_type in RECURRENT_MODULES and keeps_recurrent_state(config)
+
+
+def reason_against_drafts(config: PretrainedConfig) -> str | None:
+    """Return why a model can be neither target nor draft model of speculative decoding; None if it can."""
+    return NO_DRAFTS_WITH_STATES if keeps_served_states(config) else None
+
+
+def is_recurrence_unserved(config: PretrainedConfig) -> bool:
+    """Whether the model has layers that may keep a state, and raypd does not know its recurrent modules."""
+    text = config.get_text_config(decoder=True)
+    return text.model_type not in RECURRENT_MODULES and keeps_recurrent_state(config)
+
+
 def _reasons(config: PretrainedConfig) -> Iterator[str | None]:
     if getattr(config, "is_encoder_decoder", False):
         yield "it is an encoder-decoder; only decoder-only models are served"
@@ -248,6 +278,8 @@ def _reason_in_text(text: PretrainedConfig) -> str | None:
 
 def _reason_in_layer_types(text: PretrainedConfig) -> str | None:
     served = _SERVED_LAYER_TYPES | ({"chunked_attention"} if text.model_type in WITH_CHUNKED_ATTENTION else set())
+    if text.model_type in RECURRENT_MODULES:
+        served |= _RECURRENT_LAYER_TYPES
     for field in _LAYER_TYPE_FIELDS:
         kinds = getattr(text, field, None) or []
         if other := sorted({str(kind) for kind in kinds} - served):
@@ -272,9 +304,9 @@ def _reason_in_head(config: PretrainedConfig) -> str | None:
 
 
 def _reason_in_class_facts(config: PretrainedConfig) -> str | None:
-    if config.model_type in WITH_RECURRENT_STATE and keeps_recurrent_state(config):
-        return "it keeps recurrent state, which cannot be kept in blocks"
-    if config.model_type in WITHOUT_ATTENTION_INTERFACE - WITH_BATCH_DELIVERED:
+    if is_recurrence_unserved(config) and config.model_type in WITH_RECURRENT_STATE:
+        return f"it keeps recurrent state of a kind that is not served ({config.model_type})"
+    if config.model_type in WITHOUT_ATTENTION_INTERFACE - WITH_BATCH_DELIVERED - WITHOUT_ATTENTION:
         return "its implementation does not run through transformers' AttentionInterface"
     return None
 

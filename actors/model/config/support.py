@@ -9,8 +9,8 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from actors.model.attention.batch_attention import ATTENTION_NAME
-from actors.model.config.class_facts import WITH_BATCH_DELIVERED, WITH_REPLACED_ATTENTION
-from actors.model.config.config_rules import architecture_name, keeps_recurrent_state, refuse_by_config
+from actors.model.config.class_facts import WITH_BATCH_DELIVERED, WITH_REPLACED_ATTENTION, WITHOUT_ATTENTION
+from actors.model.config.config_rules import architecture_name, is_recurrence_unserved, refuse_by_config
 from actors.model.config.model_kind import kind_of
 from actors.model.errors import UnsupportedModel
 from actors.model.multimodal.families import vision_family
@@ -39,9 +39,11 @@ def _reason_in_class(config: PretrainedConfig, trust_remote_code: bool) -> str |
     model = _build_without_weights(config, trust_remote_code)
     if model is None:
         return "transformers has no class for it"
-    if getattr(model, "_is_stateful", False) and keeps_recurrent_state(config):
-        return "it keeps recurrent state, which cannot be kept in blocks"
-    is_reached = config.model_type in WITH_BATCH_DELIVERED or getattr(model, "_supports_attention_backend", False)
+    if getattr(model, "_is_stateful", False) and is_recurrence_unserved(config):
+        return f"it keeps recurrent state of a kind that is not served ({config.model_type})"
+    is_reached = config.model_type in WITH_BATCH_DELIVERED | WITHOUT_ATTENTION or getattr(
+        model, "_supports_attention_backend", False
+    )
     if not is_reached:
         return "its implementation does not run through transformers' AttentionInterface"
     return None

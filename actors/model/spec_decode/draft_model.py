@@ -22,6 +22,7 @@ from actors.model.attention.backend import AttentionBackend, AttentionNeeds
 from actors.model.attention.batch_attention import BatchShape
 from actors.model.attention.choice import choose_backend, fastest_key_order
 from actors.model.cache.kv_cache import make_layout
+from actors.model.config.config_rules import NO_DRAFTS_WITH_STATES
 from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch
 from actors.model.loader import LoadedModel, load_model
@@ -52,6 +53,8 @@ def load_draft_model(
     if speculative is None or speculative.model is None:
         return None
     loaded = load_model(model_config.model_copy(update={"model": speculative.model, "max_model_len": None}))
+    if loaded.geometry.state is not None:
+        raise UnsupportedModel(loaded.architecture, NO_DRAFTS_WITH_STATES)
     if loaded.vocab_size != target.vocab_size:
         raise UnsupportedModel(
             loaded.architecture,

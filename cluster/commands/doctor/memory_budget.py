@@ -90,7 +90,8 @@ def plan_memory(
     """
     tp_size = engine.parallel.tensor_parallel_size
     block_size = engine.cache.block_size
-    block_size_bytes = block_size * figures_of(checkpoint, engine).rank_bytes_per_token(tp_size)
+    figures = figures_of(checkpoint, engine)
+    block_size_bytes = block_size * figures.rank_bytes_per_token(tp_size)
     weights, activations = weight_bytes(checkpoint, engine), activation_bytes(checkpoint, engine)
     left = free_bytes - weights - activations - (_CUDA_BYTES if is_gpu else 0)
     max_model_len = engine.model.max_model_len or checkpoint.max_model_len
@@ -102,6 +103,7 @@ def plan_memory(
         free_memory_bytes=left,
         is_gpu=is_gpu,
         num_threads=num_threads,
+        num_state_blocks=figures.num_state_blocks(tp_size),
     )
     if num_blocks * block_size_bytes > left:
         raise KVCacheTooSmall(

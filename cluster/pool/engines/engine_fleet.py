@@ -307,7 +307,7 @@ class EngineFleet:
     def facts(self, model_version: int) -> ModelFacts:
         """Return the facts of a model version; max_model_len is at most what every engine's KV cache can hold."""
         facts = [e.ready.facts for e in self if e.ready is not None and e.model_version == model_version]
-        longest = min(min(f.max_model_len, f.layout.num_blocks * f.layout.block_size) for f in facts)
+        longest = min(min(f.max_model_len, f.layout.max_num_tokens) for f in facts)
         return replace(facts[0], max_model_len=longest)
 
     # -- health --------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ class Setup:
 
     kinds: which features requests may have, see Arrival
     depth: steps under way at once, with and without overlap
+    num_state_blocks: of the recurrent state of a request, which no draft can be taken back out of
     bound: of chunks of prompts beside decodes
     """
 
@@ -46,6 +47,7 @@ class Setup:
     fairness: Any
     num_host_blocks: int
     stores_all: bool
+    num_state_blocks: int
     bound: ChunkBound
     kinds: frozenset[str]
 
@@ -78,6 +80,7 @@ SETUPS = st.builds(
     fairness=st.sampled_from(["none", "ingress", "tenant"]),
     num_host_blocks=st.sampled_from([0, 0, 3, 20]),
     stores_all=st.sampled_from([False, False, True]),
+    num_state_blocks=st.sampled_from([0, 0, 0, 1, 2]),
     bound=CHUNK_BOUNDS,
     kinds=st.frozensets(st.sampled_from(KINDS)),
 )

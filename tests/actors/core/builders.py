@@ -64,6 +64,7 @@ def make_scheduler(
     load_failure_policy: Literal["recompute", "fail"] = "recompute",
     handoff_timeout_s: float = 10.0,
     staging: Staging | None = None,
+    num_state_blocks: int = 0,
     clock: Clock | None = None,
 ) -> Scheduler:
     if num_speculative_tokens:
@@ -99,6 +100,7 @@ def make_scheduler(
             staging=staging,
             config=KVTransferConfig(load_failure_policy=load_failure_policy, handoff_timeout_s=handoff_timeout_s),
         ),
+        num_state_blocks=num_state_blocks,
         clock=clock or Clock(),
     )
 

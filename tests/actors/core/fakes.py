@@ -38,6 +38,11 @@ def prefix_digests(token_ids: Sequence[int]) -> list[int]:
     return digests
 
 
+def state_after(token_ids: Sequence[int]) -> int:
+    """The recurrent state after these tokens: unlike the KV of any of them."""
+    return -1_000_000 - prefix_digests(token_ids)[-1]
+
+
 def next_token(token_ids: Sequence[int]) -> int:
     """The token that the fake model samples after a prefix; 0 is EOS."""
     return prefix_digests(token_ids)[-1] % VOCABULARY_SIZE
@@ -45,7 +50,7 @@ def next_token(token_ids: Sequence[int]) -> int:
 
 @dataclass
 class FakeWorker:
-    """Executes steps on slots[block_id * block_size + offset], the KV of one token each."""
+    """Executes steps on slots[block_id * block_size + offset], the KV of one token each, or a part of a state."""
 
     num_blocks: int
     block_size: int
@@ -58,6 +63,8 @@ class FakeWorker:
     num_encoded: int = 0
     num_copied: int = 0
     pooling: set[str] = field(default_factory=set)
+    state_ids: dict[str, list[int]] = field(default_factory=dict)
+    """The blocks of each request's recurrent state."""
 
     def __post_init__(self) -> None:
         self.slots = [-1] * (self.num_blocks * self.block_size)
@@ -75,6 +82,9 @@ class FakeWorker:
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             tokens = self.tokens[request_id] + drafts.get(request_id, [])
             self.write(self.block_ids[request_id], tokens, starts[request_id], num_tokens)
+            if starts[request_id]:
+                self.check_state(self.state_ids[request_id], tokens[: starts[request_id]])
+            self.write_state(self.state_ids[request_id], tokens[: starts[request_id] + num_tokens])
         sampled = []
         for request_id, num_tokens in output.num_scheduled_tokens.items():
             num_computed_tokens = starts[request_id] + num_tokens
@@ -112,10 +122,12 @@ class FakeWorker:
         for request_id in output.finished_req_ids:
             self.tokens.pop(request_id, None)
             self.block_ids.pop(request_id, None)
+            self.state_ids.pop(request_id, None)
         for new in output.scheduled_new_reqs:
             assert new.req_id not in self.tokens, "the worker knows it already"
             self.tokens[new.req_id] = new.prompt_token_ids + new.output_token_ids
             self.block_ids[new.req_id] = list(new.block_ids[0])
+            self.state_ids[new.req_id] = [block_id for ids in new.block_ids[1:] for block_id in ids]
             self.num_prompt_tokens[new.req_id] = len(new.prompt_token_ids)
             self.features[new.req_id] = new.mm_features
             if new.pooling_params is not None:
@@ -133,6 +145,7 @@ class FakeWorker:
                 # What was sampled while the request was being preempted is void.
                 del self.tokens[request_id][num_tokens:]
                 self.block_ids[request_id] = list(block_ids[0])
+                self.state_ids[request_id] = [block_id for ids in block_ids[1:] for block_id in ids]
             else:
                 self.block_ids[request_id] += block_ids[0]
             assert len(self.tokens[request_id]) == num_tokens
@@ -147,6 +160,21 @@ class FakeWorker:
         digests = prefix_digests(token_ids)
         for position in range(num_tokens):
             assert self.slots[self._slot(block_ids, position)] == digests[position], f"wrong KV at {position}"
+
+    def write_state(self, state_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Replace a request's state by the one after these tokens."""
+        for block_id in state_ids:
+            self.fill(block_id, state_after(token_ids))
+
+    def fill(self, block_id: int, value: int) -> None:
+        """Write one value into all of a block."""
+        self.slots[block_id * self.block_size : (block_id + 1) * self.block_size] = [value] * self.block_size
+
+    def check_state(self, state_ids: Sequence[int], token_ids: Sequence[int]) -> None:
+        """The slot must hold the state after these tokens, all of it."""
+        for block_id in state_ids:
+            held = self.slots[block_id * self.block_size : (block_id + 1) * self.block_size]
+            assert held == [state_after(token_ids)] * self.block_size, f"wrong state in block {block_id}"
 
     def _slot(self, block_ids: Sequence[int], position: int) -> int:
         return block_ids[position // self.block_size] * self.block_size + position % self.block_size

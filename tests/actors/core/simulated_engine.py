@@ -140,14 +140,20 @@ class SimulatedEngine:
     def check_promised(self) -> None:
         """A load's blocks belong to its request, dead or alive, until its report."""
         for request_id, reservation in self.promised.items():
-            held = self.scheduler.kv_cache_manager.get_block_ids(request_id)
-            assert tuple(held[: len(reservation.block_ids)]) == reservation.block_ids, f"{request_id} lost its blocks"
+            kv = self.scheduler.kv_cache_manager
+            num_blocks = kv.num_blocks_for(reservation.num_prompt_tokens)
+            held = kv.get_block_ids(request_id)[:num_blocks] + kv.states.get_block_ids(request_id)
+            assert tuple(held) == reservation.block_ids, f"{request_id} lost its blocks"
 
     def check_leaving(self, request_id: str, block_ids: list[int]) -> None:
         """Blocks that are being sent belong to their request, and hold its KV."""
         held = self.scheduler.kv_cache_manager.get_block_ids(request_id)
         digests = prefix_digests(self.prompts[request_id])
+        state_ids = self.scheduler.kv_cache_manager.states.get_block_ids(request_id)
         for block_id in block_ids:
+            if block_id in state_ids:
+                self.worker.check_state([block_id], self.prompts[request_id])
+                continue
             assert block_id in held, f"{request_id} lost a block that is being sent"
             first = held.index(block_id) * BLOCK_SIZE
             right = digests[first : first + BLOCK_SIZE]

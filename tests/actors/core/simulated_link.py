@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from kv_transfer.agent.transfer_table import TransferTable
 from kv_transfer.block_pieces import PieceMap
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.handoff.control_messages import Cancel, Chunk, Finished, Ready
-from kv_transfer.layout import KVCacheLayout
+from kv_transfer.layout import KVCacheLayout, KVGroup
 from kv_transfer.links.control_streams import ControlStream
 from kv_transfer.links.link_table import LinkTable
 from kv_transfer.links.peer_link import LinkState, PeerLink
@@ -38,6 +38,14 @@ LAYOUT = KVCacheLayout(
     dtype_size_bytes=4,
     model_fingerprint="simulated",
 )
+
+
+def layout_with_states(num_state_blocks: int) -> KVCacheLayout:
+    """The layout of engines whose requests keep a recurrent state of so many blocks."""
+    if not num_state_blocks:
+        return LAYOUT
+    state = KVGroup(1, 1, 1, 0, "float32", bytes_per_request=num_state_blocks * LAYOUT.block_size_bytes)
+    return replace(LAYOUT, further_groups=(state,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,7 @@ class Endpoint:
     num_lost: int = 0
 
     def __post_init__(self) -> None:
-        self.table = TransferTable(self.network.config, LAYOUT, cast(LinkTable, self))
+        self.table = TransferTable(self.network.config, self.network.layout, cast(LinkTable, self))
 
     def to_producer(self, peer: EngineAddress) -> PeerLink:
         """See LinkTable: a usable link to this producer, dialled if there is none."""
@@ -159,6 +167,7 @@ class Network:
     clock: Callable[[], float]
     ends: dict[str, Endpoint] = field(default_factory=dict)
     links: list[SimulatedLink] = field(default_factory=list)
+    layout: KVCacheLayout = LAYOUT
 
     def add(self, address: EngineAddress) -> Endpoint:
         """An engine joins."""

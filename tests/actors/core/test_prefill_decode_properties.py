@@ -26,7 +26,15 @@ from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_sch
 from tests.actors.core.chunk_bounds import ROLES, ChunkBound
 from tests.actors.core.fakes import reference_tokens
 from tests.actors.core.simulated_engine import SimulatedEngine
-from tests.actors.core.simulated_link import DEAD, DECODE, PREFILL, Network, SimulatedLink, block_ids_of
+from tests.actors.core.simulated_link import (
+    DEAD,
+    DECODE,
+    PREFILL,
+    Network,
+    SimulatedLink,
+    block_ids_of,
+    layout_with_states,
+)
 from tests.kv_transfer.reported import Reported
 
 MAX_MODEL_LEN = 40
@@ -101,9 +109,15 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
     """All that engines and links may do, in any order; then faults stop, and everything has to end."""
 
     @initialize(
-        prefill=SETUPS, decode=SETUPS, max_reserved=st.integers(1, 4), max_chunk_bytes=st.sampled_from([1, 8 << 20])
+        prefill=SETUPS,
+        decode=SETUPS,
+        max_reserved=st.integers(1, 4),
+        max_chunk_bytes=st.sampled_from([1, 8 << 20]),
+        num_state_blocks=st.sampled_from([0, 0, 1, 2]),
     )
-    def start(self, prefill: Setup, decode: Setup, max_reserved: int, max_chunk_bytes: int) -> None:
+    def start(
+        self, prefill: Setup, decode: Setup, max_reserved: int, max_chunk_bytes: int, num_state_blocks: int
+    ) -> None:
         self.clock = Clock()
         config = KVTransferConfig(
             ready_timeout_s=READY_TIMEOUT_S,
@@ -111,7 +125,8 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             max_reserved_requests=max_reserved,
             max_chunk_bytes=max_chunk_bytes,
         )
-        self.network = Network(config, self.clock)
+        self.num_state_blocks = num_state_blocks
+        self.network = Network(config, self.clock, layout=layout_with_states(num_state_blocks))
         self.prefill = self.make_engine(prefill, config, is_producer=True)
         self.decode = self.make_engine(decode, config, is_producer=False)
         self.engines = {"prefill": self.prefill, "decode": self.decode}
@@ -133,6 +148,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             connector=SchedulerSide(config, BLOCK_SIZE),
             load_failure_policy=setup.failure,
             handoff_timeout_s=10.0,
+            num_state_blocks=self.num_state_blocks,
             clock=self.clock,
         )
         setup.bound.apply(scheduler)

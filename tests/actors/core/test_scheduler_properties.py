@@ -67,7 +67,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             watermark=setup.watermark,
             enable_prefix_caching=setup.caching,
             overlap=setup.overlap,
-            num_speculative_tokens=setup.num_drafts,
+            num_speculative_tokens=0 if setup.num_state_blocks else setup.num_drafts,
             num_lookahead_tokens=setup.num_lookahead,
             max_loras=setup.max_loras,
             encoder_budget=setup.encoder_size,
@@ -78,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             connector=self.connector,
             prefix_sources=PrefixSources(self.stores, None),
             load_failure_policy=setup.failure,
+            num_state_blocks=setup.num_state_blocks,
             clock=self.clock,
         )
         setup.bound.apply(self.scheduler)
@@ -227,7 +228,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _draft(self) -> None:
         """Propose tokens for everything that runs, the right ones for every other request."""
-        if not self.setup.num_drafts:
+        if not self.scheduler.config.speculative:
             return
         running = list(self.scheduler.running)
         drafts = [
@@ -354,6 +355,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         for position in range(first, reservation.num_prompt_tokens):
             block_id = reservation.block_ids[position // BLOCK_SIZE]
             self.driver.worker.slots[block_id * BLOCK_SIZE + position % BLOCK_SIZE] = GARBAGE
+        for block_id in self._state_of(reservation):
+            self.driver.worker.fill(block_id, GARBAGE)
+
+    def _state_of(self, reservation: Reservation) -> tuple[int, ...]:
+        return reservation.block_ids[-(-reservation.num_prompt_tokens // BLOCK_SIZE) :]
 
     def _end_load(self, request_id: str, outcome: LoadOutcome, part: int) -> None:
         reservation = self.links.pop(request_id)
@@ -368,6 +374,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._scribble(reservation, num_valid_tokens)
         num_received_tokens = num_valid_tokens - num_local_tokens
         self.driver.worker.write(reservation.block_ids, tokens, num_local_tokens, num_received_tokens)
+        if outcome is LoadOutcome.LOADED:
+            self.driver.worker.write_state(self._state_of(reservation), tokens)
         self.transfers.finished_recving[request_id] = ReceivedKV(outcome, num_valid_tokens, first_token_id)
         if outcome is LoadOutcome.RELEASED:
             self.unanswered.add(request_id)
@@ -416,6 +424,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def announced_blocks_keep_their_kv(self) -> None:
         for block_ids, tokens, num_tokens in self.announced.values():
             self.driver.worker.check(block_ids, tokens, num_tokens)
+            if num_tokens == len(tokens):
+                # From here on the state leaves, and no later step may change it.
+                self.driver.worker.check_state(block_ids[-(-num_tokens // BLOCK_SIZE) :], tokens)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

@@ -44,3 +44,12 @@ def test_a_named_backend_is_the_only_one_asked(checkpoint: Callable[[str], Path]
 
 def test_a_checkpoint_that_cannot_be_read_leads_to_no_offers(tmp_path: Path) -> None:
     assert report_attention(engine(tmp_path)) == AttentionReport(())
+
+
+def test_models_with_recurrent_states_are_offered_by_torch_alone(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_cpu_backend, "load_library", lambda: None)
+    report = report_attention(engine(checkpoint("bamba")))
+    assert {offer.backend for offer in report.offers} == {"torch"}
+    assert any("keeps recurrent states" in obstacle for obstacle in report.obstacles)

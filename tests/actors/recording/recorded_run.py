@@ -27,6 +27,7 @@ class RecordedRun:
     """One engine; step() lets it take a step."""
 
     def __init__(self, directory: Path, max_bytes: int = 1 << 20, header: dict[str, object] | None = None) -> None:
+        num_state_blocks = int(str((header or {}).get("num_state_blocks", 0)))
         self.clock = Clock()
         read = ReadClock(self.clock)
         config = SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=8, overlap=False)
@@ -35,7 +36,9 @@ class RecordedRun:
             SchedulerSide(KVTransferConfig(), BLOCK_SIZE),
             PrefixSources(None, PrefixFetches("both-0/3", BLOCK_SIZE, max_fetches=0, clock=read)),
         )
-        self.scheduler = RecordedScheduler(config, cache, NUM_BLOCKS, 64, transfers=parts, clock=read)
+        self.scheduler = RecordedScheduler(
+            config, cache, NUM_BLOCKS, 64, transfers=parts, num_state_blocks=num_state_blocks, clock=read
+        )
         self.worker = FakeWorker(NUM_BLOCKS, BLOCK_SIZE)
         self.file = RecordingFile(directory, "engine", max_bytes)
         facts: dict[str, object] = {

@@ -63,6 +63,21 @@ def test_a_run_is_decided_again_step_by_step(tmp_path: Path) -> None:
     }
 
 
+def test_a_run_with_recurrent_states_is_decided_again(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, header={"num_state_blocks": 2})
+    for number in range(3):
+        run.scheduler.add_request(make_request(f"r{number}", 9, max_tokens=8, ignore_eos=True))
+    run.run()
+    run.scheduler.shutdown()
+    assert replay_scheduler(run.path).difference is None
+
+    def forget(events: list[object]) -> None:
+        assert isinstance(events[0], EngineHeader)
+        events[0] = replace(events[0], num_state_blocks=0)
+
+    assert replay_scheduler(_changed(run, tmp_path, forget)).difference is not None
+
+
 def _changed(run: RecordedRun, directory: Path, change: object) -> Path:
     """Write the recording once more with its records changed. change: a function of the list of events"""
     events = [CODEC.decode(record) for record in read_records(run.path)]

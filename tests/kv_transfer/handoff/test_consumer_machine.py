@@ -334,3 +334,25 @@ def test_a_failure_has_a_kind_of_its_own(events: tuple[Event, ...], failure: Tra
     *_, [last] = [event(transfer) for event in events]
     assert isinstance(last, ReportReceived)
     assert (last.received.outcome, transfer.failure) == (LoadOutcome.FAILED, failure)
+
+
+def _with_state() -> ConsumerMachine:
+    transfer = new_transfer(num_local_blocks=0)
+    transfer.block_ids, transfer.num_state_blocks = (*BLOCKS, 30, 31), 2
+    return transfer
+
+
+def test_a_handoff_with_a_recurrent_state_is_loaded_with_all_of_the_state() -> None:
+    transfer = _with_state()
+    assert chunk(0, 6)(transfer) == [ReceiveBlocks((*BLOCKS, 30, 31))]
+    handed_over(1)(transfer)
+    assert received(6)(transfer) == report(LoadOutcome.LOADED, 14, timings(6, 1, 2.0, 1.0))
+
+
+@pytest.mark.parametrize("num_blocks", [4, 5])
+def test_a_handoff_without_all_of_the_recurrent_state_breaks_the_protocol(num_blocks: int) -> None:
+    transfer = _with_state()
+    chunk(0, num_blocks)(transfer)
+    handed_over(1)(transfer)
+    with pytest.raises(ProtocolViolation, match="without all of its recurrent state"):
+        received(num_blocks)(transfer)

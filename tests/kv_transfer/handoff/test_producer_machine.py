@@ -398,3 +398,14 @@ def test_a_failure_has_a_kind_of_its_own(events: tuple[Event, ...], failure: Tra
     *_, last = [event(transfer) for event in events]
     assert [one for one in last if isinstance(one, ReportFailedSending)]
     assert transfer.failure is failure
+
+
+def test_the_recurrent_state_follows_the_prompts_last_block() -> None:
+    transfer = new_transfer()
+    transfer.num_state_blocks = 2
+    blocks = (*BLOCKS, 30, 31)
+    ready()(transfer)
+    # The state changes with each step until all of the prompt is computed.
+    assert transfer.on_computed(blocks, 9) == [SendBlocks(0, (9, 4))]
+    assert transfer.on_computed(blocks, 10) == [SendBlocks(2, (7, 30, 31))]
+    assert transfer.on_computed(blocks, 11) == []

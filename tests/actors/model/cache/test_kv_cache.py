@@ -40,6 +40,7 @@ def choose(
     max_num_seqs: int = 2,
     is_gpu: bool = True,
     num_threads: int = 1,
+    num_state_blocks: int = 0,
 ) -> int:
     return choose_num_blocks(
         cache_config,
@@ -49,6 +50,7 @@ def choose(
         free_memory_bytes=free_memory_bytes,
         is_gpu=is_gpu,
         num_threads=num_threads,
+        num_state_blocks=num_state_blocks,
     )
 
 
@@ -70,6 +72,20 @@ def test_on_a_cpu_a_fraction_is_cut_at_a_likely_number_of_tokens() -> None:
     assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=True) == 4 * 256 * 16
     assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=False) == 32_768 // 16
     assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=2, is_gpu=False) == 4 * 2 * 16
+
+
+def test_every_sequence_needs_room_for_its_recurrent_state_too() -> None:
+    everything = CacheConfig(memory_fraction=0.5)
+    assert choose(everything, free_memory_bytes=1000 * GIB, num_state_blocks=100) == 4 * 2 * (16 + 100)
+    huge = 10**6 * GIB
+    assert (
+        choose(everything, free_memory_bytes=huge, max_num_seqs=256, is_gpu=False, num_state_blocks=100)
+        == 32_768 // 16 + 16 * 100
+    )
+    with pytest.raises(KVCacheTooSmall, match="needs 116 blocks"):
+        choose(CacheConfig(kv_cache_memory_gib=115 / 1024), num_state_blocks=100)
+    with pytest.raises(KVCacheTooSmall, match="num_blocks is 5, but the recurrent state of one request takes 5"):
+        choose(CacheConfig(num_blocks=5), num_state_blocks=5)
 
 
 def test_on_a_cpu_more_tokens_are_likely_with_more_threads() -> None:

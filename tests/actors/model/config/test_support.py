@@ -40,7 +40,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, "recurrent state"),
     "rwkv": ({"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, "recurrent state"),
     "jamba": (SMALL | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}, "linear_attention"),
-    "qwen3_next": (SMALL | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2}, "linear_attention"),
     "deepseek_v32": (SMALL | MLA | MOE, "chooses by an indexer which tokens it reads"),
     "glm_moe_dsa": (SMALL | MLA | MOE, "chooses by an indexer which tokens it reads"),
     "axk1": (SMALL | MLA | MOE, "is of a kind that is not served (axk1)"),

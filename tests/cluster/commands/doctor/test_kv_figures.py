@@ -1,4 +1,7 @@
-"""The doctor's figures of a model's KV are those that its published config gives, and those of the engine's layout."""
+"""The doctor's figures of a model's KV are those that its published config gives, and those of the engine's layout.
+
+Tests of cluster/commands/doctor/state_figures.py.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig
+from actors.model.cache.kv_cache import make_layout
 from actors.model.loaded_runner import LoadedRunner
+from actors.model.loader import load_model
 from cluster.commands.doctor.checkpoint import Checkpoint, read_checkpoint
 from cluster.commands.doctor.findings import Verdict
 from cluster.commands.doctor.kv_figures import kv_figures
 from cluster.commands.doctor.memory_budget import describe_kv, figures_of
+from tests.checkpoints import RECURRENT_FAMILIES
 from tests.models.geometries import GEOMETRIES
 
 BLOCK_SIZE = 16
@@ -59,6 +66,22 @@ def test_layers_that_read_the_kv_of_others_store_none() -> None:
     figures = kv_figures(shared, dtype_bytes=2, block_size=BLOCK_SIZE)
 
     assert sum(figures.layers.values()) == 54
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+def test_the_state_of_a_request_is_that_of_the_engines_layout(family: str, checkpoint: Callable[[str], Path]) -> None:
+    read, findings = read_checkpoint(checkpoint(family))
+    assert read is not None, findings
+
+    loaded = load_model(ModelConfig(model=str(checkpoint(family)), dtype="float32", device="cpu"))
+    geometry = loaded.geometry
+    assert geometry.state is not None
+    figures = kv_figures(read.text_config, dtype_bytes=4, block_size=8)
+    assert figures.state_bytes == geometry.state.size_bytes
+    layout = make_layout(geometry, num_blocks=1, block_size=8, dtype=torch.float32, model_fingerprint="")
+    assert figures.bytes_per_token * 8 == layout.block_size_bytes
+    assert figures.num_state_blocks() == layout.num_state_blocks
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma4", "mimo", "deepseek_v3", "longcat_flash"])
