@@ -19,6 +19,7 @@ from actors.model.attention.batch_attention import BatchShape
 from actors.model.forward import FlatForward
 from actors.model.graphs.decode_graphs import CaptureLimits, DecodeGraphs
 from actors.model.input_batch import StepInputs
+from actors.model.sampling.prompt_logprobs import PromptParts
 from actors.model.spec_decode.verification import StepDrafts
 
 SIZES = (1, 2, 4, 8)
@@ -145,5 +146,7 @@ def test_only_steps_that_decode_have_a_graph() -> None:
         replace(step, sampled=np.arange(2)),
         replace(step, drafts=StepDrafts(np.full((3, 1), 7))),
         replace(step, embeds=torch.zeros(3, 8)),
+        # The last token of a prompt looks like a decode.
+        replace(step, prompts=cast(PromptParts, object())),
     ]
-    assert [graphs.size_for(other) for other in others] == [None] * 4
+    assert [graphs.size_for(other) for other in others] == [None] * 5
