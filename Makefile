@@ -9,7 +9,7 @@ QUANTIZED := $(VENV)/.quantized
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test test-more test-alone test-models test-all features models settings metrics client check fmt proto slow soak chaos bench clean
+.PHONY: help demo test test-more test-alone test-models test-all validate features models settings metrics client check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,8 +51,12 @@ test-alone: $(READY) ## Run the tests of hosts in network namespaces, one after 
 test-models: $(READY) ## Try every type of language model, and compare with docs/models.md
 	@$(BIN)/python -m pytest -m "slow and not gpu" tests/models
 
+validate: $(READY) ## Hold the simulator against clusters of this machine, and print its errors (ten minutes)
+	@mkdir -p build && rm -f build/simulate_beside_real.jsonl
+	@$(BIN)/python -m benchmarks.simulate_beside_real --results build/simulate_beside_real.jsonl
+
 test-all: export RAYPD_NEEDS_CHROMIUM := 1
-test-all: test test-more test-models ## Run all three; needs Chromium (apt-get install chromium)
+test-all: test test-more test-models validate ## Run all four; needs Chromium (apt-get install chromium)
 
 slow: $(READY) ## Run the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)

@@ -11,6 +11,7 @@ earlier one.
 
     python -m benchmarks.simulate_beside_real --results simulate_beside_real.jsonl
 
+A run has as many requests as come in `--seconds`, so that the whole takes about ten minutes on any machine.
 A prediction is met if it is within 10 % (medians, goodput) or 20 % (p99) of the range of the real repeats. What is in
 the file of results is not measured again. The machine should do nothing else.
 """
@@ -61,6 +62,9 @@ _LINKS: Final = LinkSpec(bytes_per_s=1e9, latency_s=0.5e-3)
 """Shared memory of one host. Messages between engines pass two event loops."""
 _LOAD: Final = 0.6
 """The rate of a workload, as a part of what the cluster finishes when all requests come at once."""
+_MIN_REQUESTS: Final = 24
+_BURST_REQUESTS: Final = 32
+"""The requests that come at once, to find the rate."""
 _TTFT_AIM, _ITL_AIM = 5.0, 3.0
 """The aims of goodput, as multiples of what an idle cluster takes."""
 
@@ -119,7 +123,8 @@ def run(
     results: Annotated[Path, typer.Option(help="File of results, one JSON object a line; it is continued.")],
     only: Annotated[str, typer.Option(help="Only the cluster of this name: '1 both', '1P1D' or '2 both'.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="How often a predicted workload is sent.")] = 5,
-    requests: Annotated[int, typer.Option(min=4, help="Requests of a run.")] = 100,
+    requests: Annotated[int, typer.Option(min=4, help="The most requests of a run.")] = 150,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Seconds in which the requests of a run come.")] = 12.0,
 ) -> None:
     """Measure and predict what the file of results lacks, and print the table."""
     console = Console(width=120)
@@ -132,7 +137,8 @@ def run(
         with tempfile.TemporaryDirectory() as directory:
             port = _free_port()
             with serving(partial(command_of, Path(directory), cluster, port)) as server:
-                beside = _Cluster(cluster, server.url, f"127.0.0.1:{port}", requests, console)
+                size = RunSize(requests, seconds)
+                beside = _Cluster(cluster, server.url, f"127.0.0.1:{port}", size, console)
                 beside.fit()
                 for shape, repeat in missing:
                     result = beside.measure(shape, repeat)
@@ -142,12 +148,24 @@ def run(
     console.print(table_of(kept))
 
 
+@dataclass(frozen=True, slots=True)
+class RunSize:
+    """The limits of one run."""
+
+    max_requests: int
+    seconds: float
+
+    def num_requests(self, rate: float) -> int:
+        """Return how many requests a run at this rate has, in requests per second."""
+        return max(_MIN_REQUESTS, min(self.max_requests, round(rate * self.seconds)))
+
+
 class _Cluster:
     """A cluster that is up, and what was fitted to it."""
 
-    def __init__(self, name: str, url: str, address: str, num_requests: int, console: Console) -> None:
+    def __init__(self, name: str, url: str, address: str, size: RunSize, console: Console) -> None:
         self._name, self._url, self._address = name, url, address
-        self._num_requests, self._console = num_requests, console
+        self._size, self._console = size, console
         self._loads: dict[Shape, Load] = {}
         self._models: dict[str, StepCostModel] = {}
         self._delay_s = 0.0
@@ -177,13 +195,14 @@ class _Cluster:
         if shape not in self._loads:
             self._loads[shape] = self._calibrate(shape)
             self._console.print(f"{self._name}, {shape.name}: {self._loads[shape]}", soft_wrap=True)
-        rate = ("--request-rate", str(self._loads[shape].rate))
-        return bench(self._url, seed, self._num_requests, shape.input_len, shape.output_len, *rate)
+        rate = self._loads[shape].rate
+        options = ("--request-rate", str(rate))
+        return bench(self._url, seed, self._size.num_requests(rate), shape.input_len, shape.output_len, *options)
 
     def _calibrate(self, shape: Shape) -> Load:
         lengths = (shape.input_len, shape.output_len)
         idle = bench(self._url, 2, 6, *lengths, "--max-concurrency", "1")
-        burst = bench(self._url, 3, max(16, self._num_requests // 2), *lengths)
+        burst = bench(self._url, 3, _BURST_REQUESTS, *lengths)
         aims = _TTFT_AIM * percentile_s(idle, "ttft"), _ITL_AIM * percentile_s(idle, "itl")
         return Load(_LOAD * float(burst["request_throughput"]), *aims)
 

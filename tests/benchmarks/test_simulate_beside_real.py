@@ -15,6 +15,7 @@ from benchmarks.simulate_beside_real import (
     LIMITS,
     Load,
     Result,
+    RunSize,
     Times,
     command_of,
     figures,
@@ -43,6 +44,11 @@ def test_the_settings_of_each_cluster_are_valid_and_those_of_the_simulator(clust
     assert spec.routing_mode == config.routing.mode
     assert all(engine.scheduler == config.scheduler for engine in spec.engines)
     assert all(engine.num_blocks == config.cache.num_blocks for engine in spec.engines)
+
+
+def test_a_run_has_as_many_requests_as_come_in_its_seconds() -> None:
+    size = RunSize(150, 12.0)
+    assert [size.num_requests(rate) for rate in (0.1, 5.0, 100.0)] == [24, 60, 150]
 
 
 def test_the_times_of_a_run_are_in_the_order_in_which_it_was_sent() -> None:

@@ -158,6 +158,30 @@ def test_a_mistake_is_named(files: Path, options: list[str], mistake: str) -> No
     assert "Traceback" not in result.output
 
 
+_ROW = '{"timestamp": 5000, "input_length": 600, "output_length": 8}\n'
+_OWN = '{"raypd_request_trace": 1, "began_at_s": 1.0, "ingress": "i", "part": 1}\n'
+_OWN_ROW = '{"number": 1, "request_id": "a", "arrival_s": 0.5, "outcome": "stop", "num_prompt_tokens": 9}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        (_ROW + _ROW.replace("5000", "NaN"), "line 2: JSON is malformed"),
+        (_ROW + _ROW.replace("600", "-600"), "line 2: Expected `int` >= 1"),
+        (_ROW + _ROW.replace("5000", "4000"), "line 2: its time is before that of the line above"),
+        (_ROW + _ROW.replace("600", "1000000000"), "line 2: Expected `int` <= 10000000"),
+        (_ROW + " " * (5 << 20), "line 2: it is longer than 4194304 bytes"),
+        (_OWN + _OWN_ROW + _OWN_ROW, "line 3: request number 1 is in line 2 already"),
+    ],
+)
+def test_a_bad_line_of_a_trace_is_refused_with_its_file_and_line(files: Path, text: str, mistake: str) -> None:
+    (files / "trace.jsonl").write_text(text)
+    result = simulate(files, "--json", str(files / "out.json"))
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"raypd: --trace {files / 'trace.jsonl'}: {mistake}")
+    assert not (files / "out.json").exists(), "nothing was simulated"
+
+
 def test_the_size_of_the_kv_cache_has_to_be_known(files: Path) -> None:
     source = EngineSource(cost_model=files / "cost.json")
     with pytest.raises(InvalidConfig, match=r"give --kv-tokens, or cache\.kv_cache_memory_gib"):
