@@ -73,16 +73,14 @@ def build_engine_core(
         group = gather_ranks(config, identity, control, on_progress, say, launch_ranks, trust)
         worker = group.worker
     runner = worker.runner
-    if not runner.is_causal:
-        config = _without_chunks(config)
-    if runner.layout.num_state_blocks:
-        config = _without_prefix_hits(config)
+    config = _fit_to_model(config, runner)
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = is_accelerator(runner.kv_cache.device)
     stores = choose_stores(config.kv_transfer, is_on_gpu=is_accelerator(runner.kv_cache.device))
     recording = may_record(config, runner.abilities)
     clock = ReadClock() if recording is not None else time.monotonic
+    sources = _make_prefix_sources(config, identity, runner.layout, stores, clock=clock)
     scheduler = (Scheduler if recording is None else RecordedScheduler)(
         config.scheduler.model_copy(update={"overlap": overlap}),
         config.cache,
@@ -91,13 +89,7 @@ def build_engine_core(
         structured_output=_make_grammars(config, runner, on_progress),
         worker_abilities=runner.abilities,
         adapters=_make_adapter_cache(config, runner),
-        transfers=TransferParts(
-            connector=SchedulerSide(config.kv_transfer, config.cache.block_size),
-            prefix_sources=_make_prefix_sources(config, identity, runner.layout, stores, clock=clock),
-            staging=_make_staging(identity, runner.layout, kept_embeddings or KeptEmbeddings()),
-            config=config.kv_transfer,
-            kv_bytes_per_token=runner.layout.total_token_size_bytes,
-        ),
+        transfers=_make_transfers(config, identity, runner.layout, sources, kept_embeddings or KeptEmbeddings()),
         vocab_size=runner.vocab_size,
         num_state_blocks=runner.layout.num_state_blocks,
         clock=clock,
@@ -176,6 +168,29 @@ def _warm_up(
     )
     costs.end_warm_up()
     runner.kv_cache[:num_blocks].zero_()
+
+
+def _make_transfers(
+    config: EngineConfig,
+    identity: EngineAddress,
+    layout: KVCacheLayout,
+    sources: PrefixSources,
+    kept_embeddings: KeptEmbeddings,
+) -> TransferParts:
+    return TransferParts(
+        connector=SchedulerSide(config.kv_transfer, config.cache.block_size),
+        prefix_sources=sources,
+        staging=_make_staging(identity, layout, kept_embeddings),
+        config=config.kv_transfer,
+        kv_bytes_per_token=layout.total_token_size_bytes,
+    )
+
+
+def _fit_to_model(config: EngineConfig, runner: ModelRunner) -> EngineConfig:
+    """Return the settings without what the model does not allow."""
+    if not runner.is_causal:
+        config = _without_chunks(config)
+    return _without_prefix_hits(config) if runner.layout.num_state_blocks else config
 
 
 def _without_chunks(config: EngineConfig) -> EngineConfig:

@@ -89,13 +89,8 @@ class Scheduler:
         self._clock = clock
         self._abilities = engine_abilities(worker_abilities, transfers.connector, structured_output)
         self.kv_events = KVEventLog() if cache_config.has_kv_events else None
-        self.kv_cache_manager = kv = KVCacheManager(
-            num_blocks,
-            self.block_size,
-            cache_config.enable_prefix_caching,
-            self.kv_events,
-            transfers.stores,
-            num_state_blocks=num_state_blocks,
+        self.kv_cache_manager = kv = KVCacheManager.configured(
+            cache_config, num_blocks, num_state_blocks, self.kv_events, transfers.stores
         )
         self.encoder_cache_manager = EncoderCacheManager(scheduler_config.encoder_cache_size)
         self.requests: dict[str, Request] = {}

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
+from actors.config import CacheConfig
 from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock
 from actors.core.blocks.kv_events import KVEventLog
 from actors.core.blocks.prompt_tails import PartialHit, PromptTails
@@ -64,6 +65,25 @@ class KVCacheManager:
         self._tails = PromptTails()
         self._copies: list[BlockCopy] = []
         self._copied: list[KVCacheBlock] = []
+
+    @classmethod
+    def configured(
+        cls,
+        config: CacheConfig,
+        num_blocks: int,
+        num_state_blocks: int,
+        events: KVEventLog | None,
+        observer: CacheObserver | None,
+    ) -> KVCacheManager:
+        """Make a manager with an engine's settings."""
+        return cls(
+            num_blocks,
+            config.block_size,
+            config.enable_prefix_caching,
+            events,
+            observer,
+            num_state_blocks=num_state_blocks,
+        )
 
     @property
     def usage(self) -> float:
