@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 
 from actors.model.attention.triton_kernels import kernels
 from actors.model.attention.triton_kernels.launches import (
+    CachePlace,
     Launch,
     LayerCall,
     Tiles,
@@ -59,6 +60,8 @@ class Case:
     softcap: float = 0.0
     is_causal: bool = True
     has_sinks: bool = False
+    value_size: int | None = None
+    chunk: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +77,26 @@ class Usage:
 def launches(case: Case) -> Iterator[tuple[str, Launch]]:
     """Yield the launches of a layer, by what they are for. Their tensors hold no numbers."""
     num_kv_heads, num_layers, num_blocks, num_tokens = 8, 32, 1000, 64
-    cache = torch.empty(
-        num_blocks, num_kv_heads, num_layers, 2, case.block_size, case.head_dim, dtype=case.dtype, device="meta"
+    value_size, num_heads = case.value_size or case.head_dim, num_kv_heads * case.group
+    plane = case.block_size * (case.head_dim + value_size)
+    cache = torch.empty(num_blocks, num_kv_heads * num_layers * plane, dtype=case.dtype, device="meta")
+    place = CachePlace(plane, num_layers * plane, cache.shape[1], case.block_size, num_kv_heads)
+    query, key, value = (
+        cache.new_empty(num_tokens, heads, size).transpose(0, 1)
+        for heads, size in ((num_heads, case.head_dim), (num_kv_heads, case.head_dim), (num_kv_heads, value_size))
     )
-    num_heads = num_kv_heads * case.group
-    query, key = (
-        cache.new_empty(num_tokens, heads, case.head_dim).transpose(0, 1) for heads in (num_heads, num_kv_heads)
-    )
-    output = cache.new_empty(num_tokens, num_heads, case.head_dim)
+    output = cache.new_empty(num_tokens, num_heads, value_size)
     array = torch.empty(num_tokens, dtype=torch.int32, device="meta")
-    call = LayerCall(1, case.head_dim**-0.5, case.softcap, case.window, case.is_causal)
+    call = LayerCall(place, case.head_dim**-0.5, case.softcap, case.window, case.chunk, case.is_causal)
     sinks = cache.new_empty(num_heads) if case.has_sinks else None
-    yield "write", write_launch(key, key, cache, array, 1)
-    most = most_rows(case.head_dim, case.dtype)
+    yield "write", write_launch(key, value, cache, array, place)
+    most = most_rows(max(case.head_dim, value_size), case.dtype)
     for rows in sorted({16, 32, most.short, most.long}):
         tiles = Tiles(array, array, array, array, array.reshape(1, -1), rows, rows // case.group)
         if rows <= most.short:
-            parts = make_parts(query, cache, tiles, 8)
+            parts = make_parts(output, tiles, place, 8)
             yield f"attend {rows} rows, split", attend_launch(query, cache, output, tiles, call, parts, sinks)
-            yield f"combine {rows} rows", combine_launch(output, cache, tiles, parts)
+            yield f"combine {rows} rows", combine_launch(output, tiles, parts)
         if rows in (16, most.long):
             yield f"attend {rows} rows", attend_launch(query, cache, output, tiles, call, sinks=sinks)
 

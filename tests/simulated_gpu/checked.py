@@ -170,10 +170,14 @@ def run(runner: ModelRunner) -> dict[str, list[int]]:
     return outputs
 
 
+GROUPED_FAMILIES = ("gemma3n", "gemma4")
+"""Their layers differ in their KV, or read other layers' KV."""
+
+
 class TestFamilies:
     """Whole steps of each dense family."""
 
-    @pytest.mark.parametrize("family", DENSE_FAMILIES)
+    @pytest.mark.parametrize("family", [*DENSE_FAMILIES, *GROUPED_FAMILIES])
     def test_tokens_equal_generate_with_graphs_and_without(self, family: str, checkpoint: CheckpointOf) -> None:
         directory = checkpoint(family)
         expected = {

@@ -8,7 +8,7 @@ transformers' own forward; so a backend that passes here gives the model's logit
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,9 +17,11 @@ from torch import Tensor
 
 from actors.model.attention.backend import AttentionBackendKind, AttentionNeeds
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.probe import KVGeometry
+from actors.model.cache.kv_cache import make_layout
 
 _LONGEST_WINDOW = 24
-"""Longer windows are checked as one of this many tokens: the batch is short, and the length is only a parameter."""
+"""Longer windows and chunks are checked with this many tokens: the batch is short, and the length only a parameter."""
 # Relative to the largest number of a result. Attention in 16 bits rounds queries, weights and results once each.
 _MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -43,10 +45,10 @@ def find_fault(kind: AttentionBackendKind, needs: AttentionNeeds) -> str | None:
 
     needs: without an obstacle for this kind
     """
-    layers = _distinct_layers(needs.geometry.layers)
-    checked = replace(needs, geometry=replace(needs.geometry, layers=layers))
     try:
-        error = max(_error(kind, checked, layer) for layer in layers)
+        error = max(
+            _error(kind, checked, layer) for checked in _needs_of_groups(needs) for layer in checked.geometry.layers
+        )
     except RuntimeError as failed:
         # An operator of another package refuses its arguments in this way, whatever the reason.
         return f"its self-check failed: {str(failed).splitlines()[0]}"
@@ -85,10 +87,30 @@ def attend_densely(
     return (scores.softmax(-1) @ values).transpose(0, 1)
 
 
+def _needs_of_groups(needs: AttentionNeeds) -> Iterator[AttentionNeeds]:
+    """Yield the needs of each group of layers, as if the model had no others."""
+    geometry, planes = needs.geometry, needs.geometry.layer_planes
+    for index, group in enumerate(geometry.groups):
+        layers = _distinct_layers([layer for layer in geometry.layers if planes[layer.index].group == index])
+        alone = KVGeometry(
+            group.num_heads,
+            group.num_kv_heads,
+            group.key_size,
+            layers,
+            value_size=None if group.value_size == group.key_size else group.value_size,
+        )
+        yield replace(needs, geometry=alone)
+
+
 def _distinct_layers(layers: Sequence[AttentionLayer]) -> tuple[AttentionLayer, ...]:
     """One layer of each kind, and at least two, so that a mistake in the layers' distances shows."""
     kinds = {
-        replace(layer, index=0, sliding_window=layer.sliding_window and min(layer.sliding_window, _LONGEST_WINDOW))
+        replace(
+            layer,
+            index=0,
+            sliding_window=layer.sliding_window and min(layer.sliding_window, _LONGEST_WINDOW),
+            chunk_size=layer.chunk_size and min(layer.chunk_size, _LONGEST_WINDOW),
+        )
         for layer in layers
     }
     ordered = sorted(kinds, key=repr)
@@ -100,17 +122,26 @@ def _error(kind: AttentionBackendKind, needs: AttentionNeeds, layer: AttentionLa
     requests = _CAUSAL if layer.is_causal else _WHOLE
     geometry, generator = needs.geometry, torch.Generator().manual_seed(layer.index)
     tables = _block_tables(requests, needs.block_size)
-    shape = (tables.max() + 1, geometry.num_kv_heads, geometry.num_layers, 2, needs.block_size, geometry.head_dim)
-    backend = kind.open(torch.zeros(shape, dtype=needs.dtype, device=needs.device), needs)
+    layout = make_layout(
+        geometry,
+        num_blocks=int(tables.max()) + 1,
+        block_size=needs.block_size,
+        dtype=needs.dtype,
+        model_fingerprint="",
+    )
+    backend = kind.open(torch.zeros(layout.shape, dtype=needs.dtype, device=needs.device), needs)
 
-    def draw(num_heads: int, num_tokens: int) -> Tensor:
-        drawn = torch.randn(num_heads, num_tokens, geometry.head_dim, generator=generator)
+    def draw(num_heads: int, num_tokens: int, size: int) -> Tensor:
+        drawn = torch.randn(num_heads, num_tokens, size, generator=generator)
         return drawn.to(needs.device, needs.dtype)
 
     lengths = [request.num_computed + request.num_new for request in requests]
-    keys, values = ([draw(geometry.num_kv_heads, length) for length in lengths] for _ in range(2))
-    queries = [draw(geometry.num_heads, length) for length in lengths]
-    sinks = draw(1, geometry.num_heads)[0, :, 0].contiguous() if layer.has_sinks else None
+    keys, values = (
+        [draw(geometry.num_kv_heads, length, size) for length in lengths]
+        for size in (geometry.groups[0].key_size, geometry.groups[0].value_size)
+    )
+    queries = [draw(geometry.num_heads, length, geometry.head_dim) for length in lengths]
+    sinks = draw(1, geometry.num_heads, 1)[0, :, 0].contiguous() if layer.has_sinks else None
     for index, request in enumerate(requests):
         if request.num_computed:
             before = slice(0, request.num_computed)

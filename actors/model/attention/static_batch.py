@@ -36,6 +36,10 @@ class StaticAttention(Protocol):
     def kv_cache(self) -> Tensor:
         """See AttentionBackend."""
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+
     def decode(self, batch: StaticBatch, max_seq_len: int) -> BatchAttention:
         """Return the attention of a batch. max_seq_len: the most tokens of a request in any step that uses it
 

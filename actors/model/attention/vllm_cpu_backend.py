@@ -43,7 +43,7 @@ class VllmCpuKind:
                 f"it needs a block size that is a multiple of {_ALIGNMENT}, and cache.block_size is {needs.block_size}"
             )
         if (irregularity := needs.geometry.irregularity) is not None:
-            return f"{irregularity}, which only the torch backend serves"
+            return f"{irregularity}, which only the other backends serve"
         if (obstacle := load_library()) is not None:
             return obstacle
         try:

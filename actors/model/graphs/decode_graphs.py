@@ -82,7 +82,7 @@ class DecodeGraphs:
         self._wanted = tuple(sizes)
         self._max_model_len = max_model_len
         kv_cache = attention.kv_cache
-        max_blocks = -(-max_model_len // kv_cache.shape[4])
+        max_blocks = -(-max_model_len // attention.block_size)
         self._inputs = DecodeInputs(self._wanted[-1], max_blocks, kv_cache.device)
         self._logits = torch.zeros(self._wanted[-1], vocab_size, dtype=forward.model.dtype, device=kv_cache.device)
         self._graphs: dict[_Kind, Graph] = {}

@@ -69,16 +69,39 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
+class CachePlace:
+    """The place of a layer's keys and values in the KV cache, in numbers of its dtype.
+
+    start:        of the first head's tile of keys in a block
+    head_stride, block_stride: from one to the next
+    block_size:   tokens of a block
+    num_kv_heads: of the layer
+    """
+
+    start: int
+    head_stride: int
+    block_stride: int
+    block_size: int
+    num_kv_heads: int
+
+    @property
+    def numbers(self) -> list[int]:
+        """All of it, as operators take it."""
+        return [self.start, self.head_stride, self.block_stride, self.block_size, self.num_kv_heads]
+
+
+@dataclass(frozen=True, slots=True)
 class LayerCall:
     """The attention that a layer asks for.
 
-    softcap: 0 without one; window: 0 without one
+    softcap, window, chunk: 0 without one
     """
 
-    layer: int
+    place: CachePlace
     scaling: float
     softcap: float
     window: int
+    chunk: int
     is_causal: bool
 
 
@@ -92,13 +115,14 @@ def choose_num_parts(num_programs: int, max_keys: int, num_processors: int) -> i
     return max(1, min(wanted, MAX_PARTS, -(-max_keys // _MIN_PART_KEYS)))
 
 
-def write_launch(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor, layer: int) -> Launch:
+def write_launch(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor, place: CachePlace) -> Launch:
     """Return the launch that writes a layer's keys and values.
 
-    key, value: [num_kv_heads, num_tokens, head_dim], the last dimension contiguous; kv_cache: see kernels.py
+    key: [num_kv_heads, num_tokens, key_size]; value: [num_kv_heads, num_tokens, value_size]; the last dimension is
+        contiguous
     slots: [num_tokens] int32
     """
-    num_kv_heads, num_tokens, head_dim = key.shape
+    num_kv_heads, num_tokens, key_size = key.shape
     arguments: dict[str, Argument] = {
         "key": key,
         "value": value,
@@ -109,10 +133,10 @@ def write_launch(key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor, la
         "key_token_stride": key.stride(1),
         "value_head_stride": value.stride(0),
         "value_token_stride": value.stride(1),
-        **_cache_arguments(kv_cache, layer),
+        **_cache_arguments(place, key_size, value.shape[2]),
         "TOKENS": WRITE_TOKENS,
     }
-    num_warps = 4 if pad_head_dim(head_dim) >= 128 else 2
+    num_warps = 4 if pad_head_dim(max(key_size, value.shape[2])) >= 128 else 2
     return Launch("write_kernel", (-(-num_tokens // WRITE_TOKENS), num_kv_heads, 1), arguments, num_warps, 1)
 
 
@@ -127,13 +151,13 @@ def attend_launch(
 ) -> Launch:
     """Return the launch that computes the attention of all tiles.
 
-    query:  [num_heads, num_tokens, head_dim], the last dimension contiguous
-    output: [num_tokens, num_heads, head_dim], contiguous
+    query:  [num_heads, num_tokens, key_size], the last dimension contiguous
+    output: [num_tokens, num_heads, value_size], contiguous
     parts:  as make_parts() returns them, or empty: the keys are not split
     sinks:  [num_heads], the score of each head's sink; None: the layer has none
     """
-    num_kv_heads, head_dim = kv_cache.shape[1], kv_cache.shape[5]
-    size = tile_size(tiles.rows, head_dim, kv_cache.dtype)
+    num_kv_heads, key_size, value_size = call.place.num_kv_heads, query.shape[2], output.shape[2]
+    size = tile_size(tiles.rows, max(key_size, value_size), kv_cache.dtype)
     values, maxima, sums = parts or (output, output, output)
     arguments: dict[str, Argument] = {
         "query": query,
@@ -151,16 +175,18 @@ def attend_launch(
         "score_scale": call.scaling if call.softcap else call.scaling * math.log2(math.e),
         "softcap": call.softcap,
         "window": call.window,
+        "chunk": call.chunk,
         "query_head_stride": query.stride(0),
         "query_token_stride": query.stride(1),
         "output_token_stride": output.stride(0),
-        **_cache_arguments(kv_cache, call.layer),
+        **_cache_arguments(call.place, key_size, value_size),
         "table_stride": tiles.block_tables.stride(0),
         "GROUP": query.shape[0] // num_kv_heads,
         "ROWS": size.rows,
         "KEYS": size.keys,
         "IS_CAUSAL": call.is_causal,
         "HAS_WINDOW": call.window > 0,
+        "HAS_CHUNK": call.chunk > 0,
         "HAS_SOFTCAP": call.softcap > 0,
         "HAS_SINKS": sinks is not None,
         "IS_SPLIT": bool(parts),
@@ -170,16 +196,16 @@ def attend_launch(
     return _launch("attend_kernel", (len(tiles.requests), num_kv_heads, num_parts), arguments, size)
 
 
-def make_parts(query: Tensor, kv_cache: Tensor, tiles: Tiles, num_parts: int) -> tuple[Tensor, Tensor, Tensor]:
+def make_parts(output: Tensor, tiles: Tiles, place: CachePlace, num_parts: int) -> tuple[Tensor, Tensor, Tensor]:
     """Allocate what the programs of a tile leave for combine_kernel: values, maxima and sums, float32."""
-    shape = (len(tiles.requests), kv_cache.shape[1], num_parts, tiles.rows)
-    values = query.new_empty((*shape, pad_head_dim(kv_cache.shape[5])), dtype=torch.float32)
-    return values, query.new_empty(shape, dtype=torch.float32), query.new_empty(shape, dtype=torch.float32)
+    shape = (len(tiles.requests), place.num_kv_heads, num_parts, tiles.rows)
+    values = output.new_empty((*shape, pad_head_dim(output.shape[2])), dtype=torch.float32)
+    return values, output.new_empty(shape, dtype=torch.float32), output.new_empty(shape, dtype=torch.float32)
 
 
-def combine_launch(output: Tensor, kv_cache: Tensor, tiles: Tiles, parts: tuple[Tensor, ...]) -> Launch:
+def combine_launch(output: Tensor, tiles: Tiles, parts: tuple[Tensor, ...]) -> Launch:
     """Return the launch that puts the parts together."""
-    num_kv_heads, head_dim = kv_cache.shape[1], kv_cache.shape[5]
+    num_kv_heads, value_size = parts[0].shape[1], output.shape[2]
     group = output.shape[1] // num_kv_heads
     values, maxima, sums = parts
     arguments: dict[str, Argument] = {
@@ -193,8 +219,8 @@ def combine_launch(output: Tensor, kv_cache: Tensor, tiles: Tiles, parts: tuple[
         "num_parts": values.shape[2],
         "output_token_stride": output.stride(0),
         "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "HEAD_DIM_PADDED": values.shape[4],
+        "VALUE_SIZE": value_size,
+        "VALUE_SIZE_PADDED": values.shape[4],
         "ROWS": tiles.rows,
         "MAX_PARTS": MAX_PARTS,
     }
@@ -202,15 +228,16 @@ def combine_launch(output: Tensor, kv_cache: Tensor, tiles: Tiles, parts: tuple[
     return Launch("combine_kernel", grid, arguments, 4, 1)
 
 
-def _cache_arguments(kv_cache: Tensor, layer: int) -> dict[str, Argument]:
-    _, _, _, _, block_size, head_dim = kv_cache.shape
+def _cache_arguments(place: CachePlace, key_size: int, value_size: int) -> dict[str, Argument]:
     return {
-        "block_stride": kv_cache.stride(0),
-        "head_stride": kv_cache.stride(1),
-        "layer_start": layer * kv_cache.stride(2),
-        "HEAD_DIM": head_dim,
-        "HEAD_DIM_PADDED": pad_head_dim(head_dim),
-        "BLOCK_SIZE": block_size,
+        "block_stride": place.block_stride,
+        "head_stride": place.head_stride,
+        "layer_start": place.start,
+        "KEY_SIZE": key_size,
+        "KEY_SIZE_PADDED": pad_head_dim(key_size),
+        "VALUE_SIZE": value_size,
+        "VALUE_SIZE_PADDED": pad_head_dim(value_size),
+        "BLOCK_SIZE": place.block_size,
     }
 
 

@@ -7,12 +7,15 @@ on the device. No operator waits for the device, so a CUDA graph can capture eac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, library
 from triton.errors import TritonError
 
 from actors.model.attention.triton_kernels import kernels
 from actors.model.attention.triton_kernels.launches import (
+    CachePlace,
     Launch,
     LayerCall,
     Tiles,
@@ -24,14 +27,15 @@ from actors.model.attention.triton_kernels.launches import (
 
 
 @library.custom_op("raypd::write_kv", mutates_args=("kv_cache",))
-def write_kv(kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor, layer: int) -> None:
+def write_kv(kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor, place: Sequence[int]) -> None:
     """Write a layer's keys and values into their slots.
 
-    kv_cache: [num_blocks, num_kv_heads, num_layers, 2, block_size, head_dim], contiguous
-    key, value: [num_kv_heads, num_tokens, head_dim], of the cache's dtype
+    kv_cache: [num_blocks, ...], contiguous
+    key: [num_kv_heads, num_tokens, key_size]; value: [num_kv_heads, num_tokens, value_size]; of the cache's dtype
     slots: [num_tokens] int32, block * block_size + offset; a token with a negative slot is not written
+    place: CachePlace.numbers
     """
-    start(write_launch(_with_dense_rows(key), _with_dense_rows(value), kv_cache, slots, layer))
+    start(write_launch(_with_dense_rows(key), _with_dense_rows(value), kv_cache, slots, CachePlace(*place)))
 
 
 @library.custom_op("raypd::attend_tiles", mutates_args=("output",))
@@ -47,16 +51,17 @@ def attend_tiles(
     rows: int,
     max_tokens: int,
     num_parts: int,
-    layer: int,
+    place: Sequence[int],
     scaling: float,
     softcap: float,
     window: int,
+    chunk: int,
     is_causal: bool,
     sinks: Tensor | None = None,
 ) -> None:
     """Attend with the tokens of all tiles, and write their rows of output. Other rows stay as they are.
 
-    output: [num_tokens, num_heads, head_dim], contiguous; query: [num_heads, num_tokens, head_dim]
+    output: [num_tokens, num_heads, value_size], contiguous; query: [num_heads, num_tokens, key_size]
     tile_requests, tile_tokens: [num_tiles] int32, the request and the first token of each tile
     query_starts: [num_requests + 1] int32; seq_lens: [num_requests] int32. A request with a seq_len of 0 fills up a
         batch of fixed size: its tokens' rows become zeros
@@ -64,18 +69,19 @@ def attend_tiles(
     rows: 16, 32, 64 or 128; a tile holds rows // group tokens
     max_tokens: the most tokens that a request of these tiles computes
     num_parts: into how many parts a tile's keys are split
-    softcap, window: 0 stands for none
+    place: CachePlace.numbers
+    softcap, window, chunk: 0 stands for none
     sinks: [num_heads], contiguous, of any floating type: the score of each head's sink
     """
     tiles = Tiles(tile_requests, tile_tokens, query_starts, seq_lens, block_tables, rows, max_tokens)
-    call = LayerCall(layer, scaling, softcap, window, is_causal)
+    call = LayerCall(CachePlace(*place), scaling, softcap, window, chunk, is_causal)
     queries = _with_dense_rows(query)
     if num_parts == 1:
         start(attend_launch(queries, kv_cache, output, tiles, call, sinks=sinks))
         return
-    parts = make_parts(queries, kv_cache, tiles, num_parts)
+    parts = make_parts(output, tiles, call.place, num_parts)
     start(attend_launch(queries, kv_cache, output, tiles, call, parts, sinks))
-    start(combine_launch(output, kv_cache, tiles, parts))
+    start(combine_launch(output, tiles, parts))
 
 
 def start(launch: Launch) -> None:
@@ -91,9 +97,9 @@ def start(launch: Launch) -> None:
 
 
 @write_kv.register_fake
-def _(kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor, layer: int) -> None:
+def _(kv_cache: Tensor, key: Tensor, value: Tensor, slots: Tensor, place: Sequence[int]) -> None:
     _check_same_device(kv_cache, key, value, slots)
-    assert key.shape == value.shape == (kv_cache.shape[1], slots.shape[0], kv_cache.shape[5])
+    assert key.shape[:2] == value.shape[:2] == (CachePlace(*place).num_kv_heads, slots.shape[0])
     assert key.dtype == value.dtype == kv_cache.dtype
     assert slots.dtype == torch.int32
 
@@ -111,17 +117,18 @@ def _(
     rows: int,
     max_tokens: int,
     num_parts: int,
-    layer: int,
+    place: Sequence[int],
     scaling: float,
     softcap: float,
     window: int,
+    chunk: int,
     is_causal: bool,
     sinks: Tensor | None = None,
 ) -> None:
     arrays = (tile_requests, tile_tokens, query_starts, seq_lens, block_tables)
     _check_same_device(output, query, kv_cache, *arrays, *(() if sinks is None else (sinks,)))
     assert sinks is None or (sinks.shape == query.shape[:1] and sinks.is_contiguous())
-    assert query.shape == (output.shape[1], output.shape[0], kv_cache.shape[5])
+    assert query.shape[:2] == (output.shape[1], output.shape[0])
     assert output.dtype == query.dtype == kv_cache.dtype
     assert all(array.dtype == torch.int32 for array in arrays)
 

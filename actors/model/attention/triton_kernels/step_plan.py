@@ -65,16 +65,25 @@ def plan_step(shape: BatchShape, *, block_size: int, group: int, most_rows: Most
     last_starts = (seq_lens - 1) // block_size * block_size
     is_begun = (last_starts >= shape.num_computed) & (seq_lens % block_size != 0)
     begun = shape.block_tables[np.flatnonzero(is_begun), last_starts[is_begun] // block_size]
-    is_short = query_lens * group <= most_rows.short
-    short_requests, long_requests = np.flatnonzero(is_short), np.flatnonzero(~is_short)
+    short, long = plan_tiles(shape, group=group, most_rows=most_rows)
     return StepPlan(
         slots=slots.astype(np.int32),
         begun_blocks=begun.astype(np.int32),
         query_starts=shape.query_starts.astype(np.int32),
         seq_lens=seq_lens.astype(np.int32),
         block_tables=shape.block_tables.astype(np.int32),
-        short=_plan_short(shape, short_requests, group) if len(short_requests) else None,
-        long=_plan_long(shape, long_requests, group, most_rows.long) if len(long_requests) else None,
+        short=short,
+        long=long,
+    )
+
+
+def plan_tiles(shape: BatchShape, *, group: int, most_rows: MostRows) -> tuple[TilePlan | None, TilePlan | None]:
+    """Return the tiles of the short requests and those of the long ones; None if there are no such requests."""
+    is_short = shape.query_lens * group <= most_rows.short
+    short_requests, long_requests = np.flatnonzero(is_short), np.flatnonzero(~is_short)
+    return (
+        _plan_short(shape, short_requests, group) if len(short_requests) else None,
+        _plan_long(shape, long_requests, group, most_rows.long) if len(long_requests) else None,
     )
 
 

@@ -24,7 +24,7 @@ from typing import Final
 
 import torch
 
-MAX_HEAD_DIM: Final = 256
+MAX_HEAD_DIM: Final = 512
 MAX_GROUP: Final = 64
 """Query heads of one KV head, at most: each token needs as many rows, and a tile has at least one token."""
 
@@ -63,6 +63,8 @@ class MostRows:
 
 def most_rows(head_dim: int, dtype: torch.dtype) -> MostRows:
     """Return how many rows a tile can have without spills."""
+    if pad_head_dim(head_dim) > 256:
+        return MostRows(16, 16) if dtype is torch.float32 else MostRows(32, 32)
     if dtype is torch.float32:
         return MostRows(32, 32)
     return MostRows(32, 64) if pad_head_dim(head_dim) > 128 else MostRows(64, 128)
@@ -71,6 +73,8 @@ def most_rows(head_dim: int, dtype: torch.dtype) -> MostRows:
 def tile_size(rows: int, head_dim: int, dtype: torch.dtype) -> TileSize:
     """Return the tile of attend_kernel for this many rows: 16, 32, 64 or 128."""
     is_wide = pad_head_dim(head_dim) > 128
+    if pad_head_dim(head_dim) > 256:
+        return TileSize(rows, 16, 8, 1)
     if dtype is torch.float32:
         return TileSize(rows, 16 if is_wide else 32, 8 if is_wide or rows > 16 else 4, 1)
     return TileSize(rows, 32 if is_wide else 64, 8 if rows > 64 or (is_wide and rows > 32) else 4, 2)

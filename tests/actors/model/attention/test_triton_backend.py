@@ -15,6 +15,7 @@ from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.attention.choice import KINDS, choose_backend
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.triton_backend import TritonKind, find_uncovered
+from actors.model.cache.kv_groups import LayerGroup
 from kv_transfer.layout import KeyOrder
 
 LAYER = AttentionLayer(0, 0.1, 50.0, 4096)
@@ -33,7 +34,12 @@ def test_it_is_for_cuda_devices_and_comes_before_torch_there() -> None:
     [
         (torch.bfloat16, NEEDS.geometry, None),
         (torch.float64, NEEDS.geometry, "it does not compute in float64"),
-        (torch.float16, KVGeometry(8, 8, 288, (LAYER,)), "heads have 288 numbers, and 256 is the most"),
+        (torch.float16, KVGeometry(8, 8, 520, (LAYER,)), "heads have 520 numbers, and 512 is the most"),
+        (
+            torch.float16,
+            KVGeometry(8, 4, 256, (LAYER,), further_groups=(LayerGroup(1, 64, 1, 512, 512),)),
+            "64 query heads share a KV head, and 32 is the most",
+        ),
         (torch.float16, KVGeometry(71, 1, 64, (LAYER,)), "71 query heads share a KV head, and 64 is the most"),
         (torch.float32, KVGeometry(40, 1, 64, (LAYER,)), "40 query heads share a KV head, and 32 is the most"),
         (

@@ -198,14 +198,17 @@ def test_queries_that_do_not_fit_the_keys_are_refused() -> None:
         ((Layer(2, 1, 4, 4, replace(FULL, chunk_size=8)),), "some of its layers attend within chunks"),
     ],
 )
-def test_other_backends_refuse_layers_that_differ_by_name(layers: tuple[Layer, ...], says: str) -> None:
+def test_vllm_cpu_refuses_layers_that_differ_by_name_and_triton_refuses_latents_only(
+    layers: tuple[Layer, ...], says: str
+) -> None:
     geometry = Model(layers, 5, 0).geometry()
     needs = AttentionNeeds(torch.device("cpu"), torch.float32, geometry, 32, KeyOrder.PLAIN)
 
-    for obstacle in (find_uncovered(needs), VllmCpuKind().find_obstacle(needs)):
-        assert obstacle is not None
-        assert obstacle.startswith(says)
-        assert obstacle.endswith(", which only the torch backend serves")
+    assert VllmCpuKind().find_obstacle(needs) == f"{geometry.irregularity}, which only the other backends serve"
+    assert str(geometry.irregularity).startswith(says)
+    is_latent = geometry.value_size == 0
+    expected = f"{geometry.irregularity}, which only the torch backend serves" if is_latent else None
+    assert find_uncovered(needs) == expected
 
 
 def test_a_state_has_the_bytes_of_its_parts() -> None:

@@ -26,6 +26,7 @@ class CapturedAttention:
     """An attention backend that a graph can record."""
 
     kv_cache = torch.zeros(4, 1, 1, 2, 16, 8)
+    block_size = 16
 
     def decode(self, batch: object, max_seq_len: int) -> None:
         """Attend to nothing."""

@@ -48,6 +48,7 @@ class Recorder:
 
 class Attention:
     kv_cache = torch.zeros(4, 1, 1, 2, 16, 8)
+    block_size = 16
 
     def decode(self, batch: object, max_seq_len: int) -> None:
         assert max_seq_len == 64

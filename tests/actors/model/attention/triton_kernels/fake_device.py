@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.probe import KVGeometry
 from actors.model.attention.triton_backend import TritonAttention
 
 LAYERS = (AttentionLayer(0, 0.1, None, None), AttentionLayer(1, 0.1, 50.0, 10, has_sinks=True))
@@ -28,7 +29,7 @@ def main() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         cache = torch.empty(40, 2, 2, 2, 16, 128, dtype=torch.bfloat16, device="fakegpu")
         query, key = (torch.empty(heads, 44, 128, dtype=torch.bfloat16, device="fakegpu") for heads in (8, 2))
-        batch = TritonAttention(cache, 4, 132).prepare(SHAPE)
+        batch = TritonAttention(cache, KVGeometry(8, 2, 128, LAYERS), 16, 132).prepare(SHAPE)
         sinks = torch.empty(8, dtype=torch.bfloat16, device="fakegpu")
         for layer in LAYERS:
             output = batch.attend(layer, query, key, key, sinks if layer.has_sinks else None)

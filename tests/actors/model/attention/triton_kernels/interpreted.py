@@ -13,12 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from actors.model.attention.backend import AttentionNeeds
+from actors.model.attention.backend_check import find_fault
 from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.batch_plan import begun_blocks, token_slots
-from actors.model.attention.triton_backend import TritonAttention
+from actors.model.attention.probe import KVGeometry
+from actors.model.attention.torch_backend import TorchAttention
+from actors.model.attention.triton_backend import TritonAttention, TritonKind
 from actors.model.attention.triton_kernels import launches, operators
 from actors.model.attention.triton_kernels.launches import choose_num_parts
+from actors.model.cache.kv_cache import make_layout
+from actors.model.cache.kv_groups import LayerGroup, LayerPlane
 from actors.model.graphs.decode_inputs import DecodeInputs, DecodeStep
+from kv_transfer.layout import KeyOrder
 
 NUM_KV_HEADS, NUM_LAYERS = 2, 2
 ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -55,6 +62,52 @@ def attend_in_float64(
     return (weights / total @ values).transpose(0, 1)
 
 
+def geometry_of(group: int, head_dim: int) -> KVGeometry:
+    layers = tuple(AttentionLayer(index, 0.4, None, None) for index in range(NUM_LAYERS))
+    return KVGeometry(NUM_KV_HEADS * group, NUM_KV_HEADS, head_dim, layers)
+
+
+def check_groups(dtype: torch.dtype = torch.float32) -> None:
+    """Layers of two groups, one that attends within chunks, and one that reads another's KV: as the torch backend.
+
+    A first step computes what a second, mixed one finds in the cache.
+    """
+    layers = (
+        AttentionLayer(0, 0.4, None, None),
+        AttentionLayer(1, 0.3, None, 10),
+        AttentionLayer(2, 0.4, None, None, chunk_size=24),
+        AttentionLayer(3, 0.4, None, None),
+    )
+    planes = (LayerPlane(0, 0, 0), LayerPlane(1, 1, 0), LayerPlane(2, 0, 1), LayerPlane(3, 0, 0, is_stored=False))
+    geometry = KVGeometry(6, 2, 12, layers, value_size=8, further_groups=(LayerGroup(1, 8, 1, 16, 24),), planes=planes)
+    layout = make_layout(geometry, num_blocks=24, block_size=8, dtype=dtype, model_fingerprint="")
+    caches = [torch.zeros(layout.shape, dtype=dtype) for _ in range(2)]
+    backends = (TritonAttention(caches[0], geometry, 8, 8), TorchAttention(caches[1], geometry, 8))
+    generator = torch.Generator().manual_seed(3)
+    tables = torch.randperm(24, generator=generator).numpy()[:24].reshape(3, 8)
+    steps = (
+        BatchShape(np.array([0, 20, 61]), np.array([0, 0]), tables[:2]),
+        BatchShape(np.array([0, 1, 6, 46]), np.array([20, 41, 0]), tables),
+    )
+    shared: list[Tensor] = []
+    for shape in steps:
+        batches = [backend.prepare(shape) for backend in backends]
+        for layer in layers:
+            group = geometry.groups[planes[layer.index].group]
+            sizes = ((group.num_heads, group.key_size), (group.num_kv_heads, group.key_size))
+            states = [
+                torch.randn(heads, int(shape.query_starts[-1]), size, generator=generator).to(dtype)
+                for heads, size in (*sizes, (group.num_kv_heads, group.value_size))
+            ]
+            if layer.index == 3:
+                states[1:] = shared
+            if layer.index == 0:
+                shared = states[1:]
+            output, expected = (batch.attend(layer, *states) for batch in batches)
+            torch.testing.assert_close(output, expected, atol=ERROR[dtype], rtol=ERROR[dtype])
+    assert torch.equal(*caches)
+
+
 def check(
     requests: tuple[tuple[int, int], ...],
     layer: AttentionLayer,
@@ -80,7 +133,7 @@ def check(
         for position in range(computed):
             block = tables[index, position // block_size]
             cache[block, :, layer.index, :, position % block_size] = states[index][:, :, position].transpose(0, 1)
-    backend = TritonAttention(cache, group, num_processors)
+    backend = TritonAttention(cache, geometry_of(group, head_dim), block_size, num_processors)
     shape = BatchShape(np.concatenate([[0], np.cumsum(lengths[:, 1])]), lengths[:, 0], tables)
     fresh = torch.cat([state[:, :, computed:] for state, (computed, _) in zip(states, requests, strict=True)], dim=2)
     num_tokens = fresh.shape[2]
@@ -132,12 +185,13 @@ class TestSample:
         before = cache.clone()
         query, key, value = (torch.randn(2, heads, 16, generator=generator).transpose(0, 1) for heads in (2, 1, 1))
         starts, seq_lens, tables = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 2], [7, 0], [[1, 2], [0, 0]]))
-        operators.write_kv(cache, key, value, torch.tensor([10, -1], dtype=torch.int32), 0)
+        place = [0, 128, 128, 4, 1]
+        operators.write_kv(cache, key, value, torch.tensor([10, -1], dtype=torch.int32), place)
         for num_parts in (1, 2):
             output = torch.full((2, 2, 16), math.nan)
             operators.attend_tiles(
                 output, query, cache, starts[:2], starts[:2], starts, seq_lens, tables,
-                16, 1, num_parts, 0, 0.3, 0.0, 0, True,
+                16, 1, num_parts, place, 0.3, 0.0, 0, 0, True,
             )  # fmt: skip
             stored = torch.cat([cache[1, 0, 0], cache[2, 0, 0, :, :3]], dim=1)
             expected = attend_in_float64(query[:, :1], stored[:1], stored[1:], AttentionLayer(0, 0.3, None, None))
@@ -161,14 +215,40 @@ class TestSample:
         )
         for layer in (layer_of(), layer_of(10, 1.5)):
             eager, static = cache.clone(), cache.clone()
-            expected = TritonAttention(eager, 3, 8).prepare(shape).attend(layer, *(part[:, :3] for part in states))
+            expected = (
+                TritonAttention(eager, geometry_of(3, 4), 16, 8)
+                .prepare(shape)
+                .attend(layer, *(part[:, :3] for part in states))
+            )
             inputs = DecodeInputs(8, 6, static.device)
             inputs.clear()
             inputs.write(step, size, static)
-            output = TritonAttention(static, 3, 8).decode(inputs.attention(size), 96).attend(layer, *states)
+            output = (
+                TritonAttention(static, geometry_of(3, 4), 16, 8)
+                .decode(inputs.attention(size), 96)
+                .attend(layer, *states)
+            )
             torch.testing.assert_close(output[:3], expected)
             assert not output[3:].any(), "rows without a request are zeros"
             assert torch.equal(static, eager), "and they write nothing"
+
+
+class TestGroups:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_layers_whose_kv_differs_or_is_shared(self, dtype: torch.dtype) -> None:
+        check_groups(dtype)
+
+    def test_the_backend_passes_its_own_check_for_groups(self) -> None:
+        layers = (
+            AttentionLayer(0, 0.1, None, None, chunk_size=8192),
+            AttentionLayer(1, 0.1, None, 128, has_sinks=True),
+        )
+        geometry = KVGeometry(
+            8, 2, 24, layers, value_size=16, further_groups=(LayerGroup(1, 8, 4, 16, 16),),
+            planes=(LayerPlane(0, 0, 0), LayerPlane(1, 1, 0)),
+        )  # fmt: skip
+        needs = AttentionNeeds(torch.device("cpu"), torch.float32, geometry, 8, KeyOrder.PLAIN)
+        assert find_fault(TritonKind(), needs) is None
 
 
 class TestShapes:

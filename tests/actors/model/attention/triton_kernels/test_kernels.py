@@ -31,8 +31,9 @@ def run_in_interpreter(name: str) -> None:
 
 
 @pytest.mark.more
-def test_a_sample_of_batches_is_right() -> None:
-    run_in_interpreter("TestSample")
+@pytest.mark.parametrize("name", ["TestSample", "TestGroups"])
+def test_a_sample_of_batches_is_right(name: str) -> None:
+    run_in_interpreter(name)
 
 
 @pytest.mark.slow
