@@ -23,7 +23,8 @@ What a backend must provide:
   the transposed one, `triton` the plain one.
 - **Groups.** The layers of a model may differ in the shape of their KV, read the KV of other layers, or attend within
   chunks. A backend that does not serve that refuses with KVGeometry.irregularity. `torch` serves all of it,
-  `triton` all but latent attention.
+  `triton` all but latent attention and
+  recurrent states.
 - **Finite numbers.** A slot that no token has written holds finite numbers, because other backends multiply what a
   masked slot holds by a weight of zero. So prepare() fills a block with zeros if a request begins it in this step and
   does not fill it (begun_blocks() lists these blocks).

@@ -69,7 +69,7 @@ class TritonKind:
 def find_uncovered(needs: AttentionNeeds) -> str | None:
     """Return what the kernels do not cover of a model, on any device, or None."""
     geometry = needs.geometry
-    if geometry.value_size == 0:
+    if geometry.state is not None or geometry.value_size == 0:
         return f"{geometry.irregularity}, which only the torch backend serves"
     if needs.dtype not in _DTYPES:
         return f"it does not compute in {str(needs.dtype).removeprefix('torch.')}"

@@ -15,7 +15,7 @@ from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.attention.choice import KINDS, choose_backend
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.triton_backend import TritonKind, find_uncovered
-from actors.model.cache.kv_groups import LayerGroup
+from actors.model.cache.kv_groups import LayerGroup, RecurrentState
 from kv_transfer.layout import KeyOrder
 
 LAYER = AttentionLayer(0, 0.1, 50.0, 4096)
@@ -35,6 +35,11 @@ def test_it_is_for_cuda_devices_and_comes_before_torch_there() -> None:
         (torch.bfloat16, NEEDS.geometry, None),
         (torch.float64, NEEDS.geometry, "it does not compute in float64"),
         (torch.float16, KVGeometry(8, 8, 520, (LAYER,)), "heads have 520 numbers, and 512 is the most"),
+        (
+            torch.float16,
+            KVGeometry(8, 8, 64, (LAYER,), state=RecurrentState(())),
+            "it keeps recurrent states, which only the torch backend serves",
+        ),
         (
             torch.float16,
             KVGeometry(8, 4, 256, (LAYER,), further_groups=(LayerGroup(1, 64, 1, 512, 512),)),
