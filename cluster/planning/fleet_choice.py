@@ -71,8 +71,9 @@ class FleetChoice:
 
         The closed form does not know what mixing prompts and output in one step costs, so it says which fleets with
         roles, and which without, are worth an estimate, and not which of the two kinds is better. The search begins at
-        these and at the current fleet. As long as the best one does not attain the aims, it goes on to neighbours that
-        cost no less; then it tries those that cost less.
+        these and at the current fleet. If none of them attains the aims, those with an engine more are tried before any
+        that cost more than the current one. As long as the best one does not attain the aims, the search goes on to
+        neighbours that cost no less; then it tries those that cost less.
         """
         limits, current = self._inputs.settings.limits, self._inputs.current
         if not self._load.requests:
@@ -83,6 +84,8 @@ class FleetChoice:
         if limits.allows(current) and limits.cost(current) >= least_cost:
             considered.insert(0, current)
         best = self._best([one for one in dict.fromkeys(considered) if self._may_estimate(one)], self.estimate)
+        if not self.attains(best):
+            considered += self._before_growth(considered, best, least_cost)
         for _ in range(_NUM_ROUNDS):
             is_enough, cost = self.attains(best), limits.cost(best)
             near = [
@@ -96,6 +99,20 @@ class FleetChoice:
                 break
             best = found
         return best
+
+    def _before_growth(self, seeds: Sequence[FleetCounts], best: FleetCounts, least_cost: float) -> list[FleetCounts]:
+        """Return neighbours of the seeds that cost more than these, and no more than the best one or the current one.
+
+        The closed form may have taken too few engines to be enough: with one more, a fleet of other roles may do.
+        """
+        limits, found = self._inputs.settings.limits, list[FleetCounts]()
+        high = max(limits.cost(best), limits.cost(self._inputs.current))
+        for seed in seeds:
+            if seed in self._estimates:
+                low = max(limits.cost(seed), least_cost)
+                near = [one for one in neighbours(seed) if limits.allows(one) and low < limits.cost(one) <= high]
+                found += self._promising(near, seed)
+        return found
 
     def _promising(self, near: Sequence[FleetCounts], best: FleetCounts) -> list[FleetCounts]:
         """Return the neighbours of each cost that are best, by the closed form, where the best fleet is weakest."""

@@ -72,6 +72,27 @@ def test_fleets_with_roles_are_estimated_even_if_the_closed_form_prefers_others(
     assert len(rules.asked) <= 8
 
 
+class MixingCosts(Rules):
+    """An estimator for which four engines that mix prompts and output are as good as two for prompts and one more."""
+
+    def estimate(self, fleet: FleetCounts, load: DrawnLoad, speed: EngineSpeed, aims: PlanAims) -> ServiceEstimate:
+        """Meet the aims with as many engines."""
+        if not fleet.both:
+            return super().estimate(fleet, load, speed, aims)
+        self.asked.append(fleet)
+        return ServiceEstimate(1.0 if fleet.num_engines >= 4 else 0.85)
+
+
+def test_roles_are_tried_before_more_engines_even_if_the_closed_form_wants_too_few_of_them() -> None:
+    # The closed form takes a prefill and a decode engine to be enough. Three engines of the right roles are.
+    told = inputs(LOAD, fleet(decode=1, both=2))
+    told = msgspec.structs.replace(told, settings=msgspec.structs.replace(told.settings, num_estimates=10))
+    rules = MixingCosts(2, 1)
+    assert _choice(told, rules, Work(0.5, 0.3)).recommended() == FleetCounts(2, 1)
+    assert FleetCounts(1, 1) in rules.asked
+    assert len(rules.asked) <= 10
+
+
 def test_a_role_change_is_preferred_to_a_new_engine() -> None:
     choice = _choice(inputs(LOAD, fleet(3, 1)), Rules(2, 2), Work(1.3, 0.4))
     assert choice.recommended() == FleetCounts(2, 2)
