@@ -94,7 +94,10 @@ class Compared(Generic[EngineT]):
         work = self.group.works[index]
         assert work.prediction is not None, "the fleet is sure"
         num_cached = self._cached.length_of(work.key)
-        cost = self._decodings[index] = decode_cost(self._facts, work, work.prediction, num_cached)
+        prefers_prompts = self.group.engines[index].descriptor.role is EngineRole.PREFILL
+        cost = self._decodings[index] = decode_cost(
+            self._facts, work, work.prediction, num_cached, prefers_prompts=prefers_prompts
+        )
         return cost
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from actors.core.steps.chunk_budget import PROMPTS_FIRST
 from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.load_book import EngineWork
 from cluster.routing.step_prediction import StepPrediction
@@ -76,6 +77,8 @@ class DecodeCost(msgspec.Struct, frozen=True):
 
     num_cached_tokens: tokens of the prompt that need not be sent there
     step_s:            the seconds from one token to the next, with the request there
+    gap_miss:          the probability that steps with prompts of others make single gaps too long, although the mean
+                       keeps the aim
     """
 
     work: EngineWork
@@ -86,6 +89,7 @@ class DecodeCost(msgspec.Struct, frozen=True):
     step_s: float
     inflicted_s: float
     penalty_s: float
+    gap_miss: float = 0.0
 
 
 def prompt_cost(
@@ -136,8 +140,19 @@ def prompt_cost(
     )
 
 
-def decode_cost(facts: RequestFacts, work: EngineWork, prediction: StepPrediction, num_cached: int = 0) -> DecodeCost:
-    """Predict the decoding of a request at an engine. num_cached: tokens of the prompt whose KV the engine has"""
+def decode_cost(
+    facts: RequestFacts,
+    work: EngineWork,
+    prediction: StepPrediction,
+    num_cached: int = 0,
+    *,
+    prefers_prompts: bool = False,
+) -> DecodeCost:
+    """Predict the decoding of a request at an engine.
+
+    num_cached:      tokens of the prompt whose KV the engine has
+    prefers_prompts: whether the engine's role is `prefill`, so that its steps keep PROMPTS_FIRST times the aim only
+    """
     num_decodes, num_context = work.num_decodes, work.num_context_tokens
     num_output = facts.num_output_tokens
     before_s = prediction.decode_step_s(num_decodes, num_context) if num_decodes else 0.0
@@ -155,7 +170,25 @@ def decode_cost(facts: RequestFacts, work: EngineWork, prediction: StepPredictio
             penalty_s = num_decodes * facts.penalty_s * more
     wait_s = max(work.queue_end_s - facts.now_s, 0.0)
     room_s = _wait_for_room(facts, work, step_s)
-    return DecodeCost(work, num_cached, wait_s, room_s, num_output * step_s, step_s, inflicted_s, penalty_s)
+    gap_miss = _gap_miss(facts, work, prediction, step_s) if prefers_prompts else 0.0
+    return DecodeCost(work, num_cached, wait_s, room_s, num_output * step_s, step_s, inflicted_s, penalty_s, gap_miss)
+
+
+def _gap_miss(facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float) -> float:
+    """Return the probability that more than 1 % of a request's gaps are too long, since steps compute prompts.
+
+    The engine mixes chunks into its steps up to PROMPTS_FIRST times the aim. Prompts are taken to be as long as this
+    one, and to come at random at the rate at which they take their share of the engine's time.
+    """
+    aim_s, num_output = facts.itl_s, max(facts.num_output_tokens, 1)
+    if aim_s is None or not work.prompt_share:
+        return 0.0
+    chunk = min(facts.num_tokens, max(work.max_num_batched_tokens - work.num_decodes, 1))
+    num_decodes, num_context = work.num_decodes + 1, work.num_context_tokens + facts.num_tokens
+    longest_s = prediction.prefill_steps(chunk, 0, num_decodes, num_context, work.max_num_batched_tokens).seconds
+    longest_s = min(longest_s, PROMPTS_FIRST * aim_s)
+    num_long = work.prompt_share * num_output * step_s / max(longest_s, _MIN_SCALE_S)
+    return _miss(longest_s, aim_s, prediction.decode_sigma) * (1 - math.exp(-num_long / max(0.01 * num_output, 1.0)))
 
 
 def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPrediction) -> tuple[float, float]:
@@ -219,7 +252,7 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
         ttft_s=ttft_s,
         itl_s=itl_s,
         ttft_miss_probability=_miss(ttft_s, facts.ttft_s, prefill.prefill_sigma),
-        itl_miss_probability=_miss(itl_s, facts.itl_s, decoding.decode_sigma),
+        itl_miss_probability=max(_miss(itl_s, facts.itl_s, decoding.decode_sigma), decode.gap_miss),
     )
 
 
@@ -279,7 +312,7 @@ def _penalty(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, ttft_s
     if facts.ttft_s is None and facts.itl_s is None:
         return 0.0
     missed = _miss(ttft_s, facts.ttft_s, prompt.sigma)
-    missed += _miss(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma)
+    missed += max(_miss(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma), decode.gap_miss)
     return facts.penalty_s * missed + prompt.penalty_s + decode.penalty_s
 
 

@@ -27,7 +27,8 @@ from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import HINGES
 
 MIN_CHUNK_PART: Final = 1 / 16
-_PREFILL_FACTOR: Final = 2.0
+PROMPTS_FIRST: Final = 2.0
+"""Steps of an engine of role `prefill` may take this many times the aim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,5 +244,5 @@ class ChunkBudget:
             errors = [one.high for one in model.residuals if one.num_steps and one.kind in ("decode", "mixed")]
             self._bound_s = aim / (1 + max([0.0, *errors]))
         elif self._role != "both":
-            self._bound_s = _PREFILL_FACTOR * aim
+            self._bound_s = PROMPTS_FIRST * aim
         self._costs = StepCosts.of(model)

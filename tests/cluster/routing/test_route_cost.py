@@ -55,6 +55,23 @@ def test_the_queue_counts_until_it_is_empty() -> None:
     assert _alone(_work(queue_end_s=49.5)).prefill_wait_s == 0
 
 
+def _gap_miss(num_tokens: int, share: float, itl_s: float | None = 0.02, num_output_tokens: float = 100) -> float:
+    facts = RequestFacts(num_tokens, num_output_tokens, itl_s=itl_s, now_s=50.0)
+    work = _work(num_decodes=10, num_context_tokens=10_000, prompt_share=share)
+    assert decode_cost(facts, work, _STEPS).gap_miss == 0.0, "other roles keep their steps within the aim"
+    return decode_cost(facts, work, _STEPS, prefers_prompts=True).gap_miss
+
+
+def test_a_request_that_decodes_where_prompts_come_first_misses_its_aim_by_single_gaps() -> None:
+    assert _gap_miss(1000, share=0.4) > 0.99
+    assert _gap_miss(1000, share=0.0) == 0.0
+    assert _gap_miss(1000, share=0.4, itl_s=None) == 0.0
+    assert _gap_miss(20, share=0.4) < 0.01, "steps with short prompts keep the aim"
+    rare, longer = _gap_miss(1000, share=0.01), _gap_miss(1000, share=0.01, num_output_tokens=1000)
+    assert 0.05 < rare < 0.6
+    assert 0.05 < longer < 0.6, "of 1000 gaps ten have to be too long"
+
+
 def test_prefill_begins_when_the_decode_engine_has_reserved_blocks() -> None:
     found = _pair(_work(queue_end_s=50.25), _work("b", queue_end_s=51.0))
     assert (found.prefill_wait_s, found.decode_wait_s) == (0.25, 0.75)
