@@ -126,3 +126,17 @@ def test_the_torch_backend_passes_the_check_that_the_others_have_to_pass(
     layers = LAYERS if is_causal else (AttentionLayer(0, 0.3, None, None, is_causal=False),)
     needs = replace(NEEDS, dtype=dtype, key_order=key_order, geometry=replace(NEEDS.geometry, layers=layers))
     assert find_fault(TorchKind(), needs) is None
+
+
+@pytest.mark.parametrize("fault", ["not a number", "without sinks"])
+def test_the_self_check_notices(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def attend(
+        batch: WrongBatch, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        attended = batch._right.attend(layer, query, key, value, None if fault == "without sinks" else sinks)
+        return attended * torch.nan if fault == "not a number" else attended
+
+    monkeypatch.setattr(WrongBatch, "attend", attend)
+    said = find_fault(FakeKind(is_wrong=True), NEEDS)
+    assert said is not None
+    assert said.startswith("its self-check found an error of")
