@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig
 
 from actors.config import ModelConfig
 from actors.model.loader import load_model
-from tests.actors.model.quantized.checkpoints import assert_served_as_by_transformers
+from tests.actors.model.quantized.checkpoints import TIE, assert_served_as_by_transformers
 from tests.checkpoints import make_checkpoint
 
 
@@ -32,7 +32,6 @@ FORMATS: Final[dict[str, Callable[[], Any]]] = {
 
 ROUNDING: Final = ("bitsandbytes 8 bits", "torchao 8-bit weights and inputs")
 """The formats that round the inputs of layers to 8 bits."""
-TIE: Final = 0.2
 
 
 def write(directory: Path, name: str, dtype: torch.dtype) -> Path:
