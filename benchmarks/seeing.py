@@ -55,26 +55,25 @@ _READER = """
 import socket, sys, time
 port, path, interval_s, is_stream = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4] == "True"
 connection = socket.create_connection(("127.0.0.1", port))
+def receive():
+    return connection.recv(1 << 20) or sys.exit()
 asked = f"GET {path} HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n".encode()
-if is_stream:
-    connection.sendall(asked)
-    while connection.recv(1 << 20):
-        pass
 next_s = time.monotonic()
 while True:
     connection.sendall(asked)
     head = b""
-    while b"\\r\\n\\r\\n" not in head:
-        head += connection.recv(1 << 16)
+    while is_stream or b"\\r\\n\\r\\n" not in head:
+        head += receive()[:0 if is_stream else None]
     head, body = head.split(b"\\r\\n\\r\\n", 1)
     lines = head.lower().split(b"\\r\\n")
     length = int(next(line.split(b":")[1] for line in lines if line.startswith(b"content-length")))
     while len(body) < length:
-        body += connection.recv(1 << 20)
+        body += receive()
     next_s += interval_s
     time.sleep(max(0.0, next_s - time.monotonic()))
 """
 _SINK = """
+import sys, threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
@@ -86,7 +85,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 print(server.server_address[1], flush=True)
-server.serve_forever()
+threading.Thread(target=server.serve_forever, daemon=True).start()
+sys.stdin.read()
 """
 
 
@@ -232,7 +232,7 @@ def _serve(pipe: Connection, run: Run, endpoint: str) -> None:
 @contextmanager
 def _sink() -> Iterator[str]:
     """A collector in a process of its own; gives its URL."""
-    process = subprocess.Popen([sys.executable, "-c", _SINK], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", _SINK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1/traces"
