@@ -43,8 +43,10 @@ DENSE_FAMILIES = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt"),
     *("granite_swa", "nemotron", "stablelm", "falcon", "falcon_40b", "falcon_mha"),
 )
-IRREGULAR_FAMILIES = ("gemma4", "gemma3n", "mimo", "minicpm3", "youtu")
-"""Their layers differ in their KV, or cache latents: the torch backend serves them, without graphs."""
+GROUPED_FAMILIES = ("gemma3n", "gemma4")
+"""Their layers differ in their KV, or read other layers' KV."""
+LATENT_FAMILIES = ("minicpm3", "youtu")
+"""Their layers cache latents: the torch backend serves them, without graphs."""
 MIXTURES = ("mixtral", "qwen3_moe")
 PROMPT_LENGTHS = (1, 7, 16, 33, 40)
 NUM_OUTPUT_TOKENS = 12
@@ -170,10 +172,6 @@ def run(runner: ModelRunner) -> dict[str, list[int]]:
     return outputs
 
 
-GROUPED_FAMILIES = ("gemma3n", "gemma4")
-"""Their layers differ in their KV, or read other layers' KV."""
-
-
 class TestFamilies:
     """Whole steps of each dense family."""
 
@@ -207,7 +205,7 @@ class TestFamilies:
         SIMULATION.take_waits()
         assert run(eager) == expected
 
-    @pytest.mark.parametrize("family", IRREGULAR_FAMILIES)
+    @pytest.mark.parametrize("family", LATENT_FAMILIES)
     def test_families_that_the_kernels_do_not_serve_wait_for_their_tokens_only(
         self, family: str, checkpoint: CheckpointOf
     ) -> None:
@@ -226,7 +224,7 @@ class TestFamilies:
 class TestExperts:
     """Mixtures of experts: torch multiplies the rows of all experts at once, in bfloat16 without a wait."""
 
-    @pytest.mark.parametrize("family", MIXTURES)
+    @pytest.mark.parametrize("family", [*MIXTURES, "mimo"])
     def test_tokens_equal_generate_in_float32_though_every_layer_waits(
         self, family: str, checkpoint: CheckpointOf
     ) -> None:
