@@ -58,7 +58,7 @@ async def test_after_a_short_cut_the_same_engine_serves_again(served: Served) ->
     async with GenerateClient(served.address) as client:
         before = states(await client.status())
         async with load(client, served.directory) as seen:
-            await _cut(victim, seen, _SHORT_S)
+            await _cut(client, victim, seen, _SHORT_S)
             await asyncio.sleep(_AFTERWARDS_S)
         _check_pauses(seen)
         # What the engine worked on while nobody listened is aborted there, too.
@@ -73,7 +73,7 @@ async def test_an_engine_that_was_given_up_ends_when_the_network_is_back(served:
     async with GenerateClient(served.address) as client:
         [engine] = [e for e in (await client.status()).engines if served.host_at(e.address) is victim]
         async with load(client, served.directory) as seen:
-            await _cut(victim, seen, HEARTBEAT_TIMEOUT_S + 1.0)
+            await _cut(client, victim, seen, HEARTBEAT_TIMEOUT_S + 1.0)
             await asyncio.to_thread(old.wait, _OLD_END_TIMEOUT_S)
             successor = {engine.engine_id: (engine.incarnation + 1, "ready")}
             await status_becomes(client, lambda status: states(status).items() >= successor.items(), _START_TIMEOUT_S)
@@ -89,7 +89,7 @@ async def test_a_node_that_ray_has_given_up_ends_and_joins_again(served: Served)
     async with GenerateClient(served.address) as client:
         [engine] = [e for e in (await client.status()).engines if served.host_at(e.address) is victim]
         async with load(client, served.directory) as seen:
-            await seen.flows(NUM_WORKERS * NUM_TOKENS // 4)
+            await _until_it_decodes(client, victim, seen)
             with victim.cable.cut_off():
                 waiting, needs = (engine.engine_id, engine.incarnation + 1), "{'decode': 1"
                 await status_becomes(client, lambda s: is_waiting(s, *waiting, needs), NODE_DEATH_S)
@@ -104,9 +104,20 @@ async def test_a_node_that_ray_has_given_up_ends_and_joins_again(served: Served)
         await status_becomes(client, is_idle, _IDLE_TIMEOUT_S)
 
 
-async def _cut(victim: Host, seen: Load, duration_s: float) -> None:
-    """Cut it off in the middle of streams."""
+async def _until_it_decodes(client: GenerateClient, victim: Host, seen: Load) -> None:
+    """Wait until streams are under way, some of them at this host's engine, which may have started just now."""
+
+    def decodes(status: admin_pb2.GetStatusResponse) -> bool:
+        engines = [engine for engine in status.engines if engine.address.partition(":")[0] == victim.address]
+        return any(engine.load.running for engine in engines)
+
     await seen.flows(NUM_WORKERS * NUM_TOKENS // 4)
+    await status_becomes(client, decodes, _IDLE_TIMEOUT_S)
+
+
+async def _cut(client: GenerateClient, victim: Host, seen: Load, duration_s: float) -> None:
+    """Cut it off in the middle of streams."""
+    await _until_it_decodes(client, victim, seen)
     with victim.cable.cut_off():
         await asyncio.sleep(duration_s)
 
