@@ -41,10 +41,10 @@ def _num_computed(pair: EnginePair, engine: str) -> int:
     return pair.engines[engine].make_stats().num_prompt_tokens_computed
 
 
-def _num_loaded(pair: EnginePair, engine: str) -> int:
+def _num_fetched(pair: EnginePair, engine: str) -> int:
     stats = pair.engines[engine].make_stats().prefix_cache_stats
-    assert stats.fetched == stats.loaded, "there is no store"
-    return stats.loaded
+    assert stats.fetched <= stats.loaded, "stores bring the rest"
+    return stats.fetched
 
 
 def test_the_next_turn_of_a_chat_is_fetched_back_from_the_decode_engine(checkpoint: _CheckpointOf) -> None:
@@ -73,7 +73,7 @@ def test_a_prefix_that_is_cached_elsewhere_is_not_computed(family: str, checkpoi
         pair.submit("prefill", "again", _PROMPT, _GREEDY, _source(pair, "decode"))
         pair.run()
         assert pair.answers["again"].token_ids == greedy_tokens(directory, tuple(_PROMPT), _NUM_TOKENS)
-        assert _num_loaded(pair, "prefill") == len(_PROMPT) // _BLOCK_SIZE * _BLOCK_SIZE
+        assert _num_fetched(pair, "prefill") == len(_PROMPT) // _BLOCK_SIZE * _BLOCK_SIZE
         pair.assert_whole()
         stats = pair.engines["decode"].make_stats().transfer_stats
         assert stats is not None
@@ -90,7 +90,7 @@ def test_a_source_that_has_less_than_was_thought_sends_what_it_has(checkpoint: _
         pair.submit("prefill", "unknown", random_prompt(50, seed=4), _GREEDY, _source(pair, "decode"))
         pair.run()
         assert pair.answers["other"].token_ids == greedy_tokens(directory, tuple(longer), _NUM_TOKENS)
-        assert _num_loaded(pair, "prefill") == 40 // _BLOCK_SIZE * _BLOCK_SIZE
+        assert _num_fetched(pair, "prefill") == 40 // _BLOCK_SIZE * _BLOCK_SIZE
         pair.assert_whole()
 
 
@@ -136,8 +136,8 @@ def test_nothing_is_fetched_if_that_is_switched_off_but_others_may_fetch(checkpo
         pair.submit("decode", "r0", random_prompt(100, seed=len("prefill")), _GREEDY, _source(pair, "prefill"))
         pair.submit("prefill", "r1", random_prompt(100, seed=len("decode")), _GREEDY, _source(pair, "decode"))
         pair.run()
-        assert _num_loaded(pair, "decode") == 0
-        assert _num_loaded(pair, "prefill") == 96
+        assert _num_fetched(pair, "decode") == 0
+        assert _num_fetched(pair, "prefill") == 96
         pair.assert_whole()
 
 
@@ -169,7 +169,7 @@ def test_engines_that_fetch_from_each_other_under_pressure_change_no_token(
                 aborted.add(request_id)
                 pair.abort(request_id)
         pair.run()
-        assert _num_loaded(pair, "prefill") + _num_loaded(pair, "decode") > 0
+        assert _num_fetched(pair, "prefill") + _num_fetched(pair, "decode") > 0
         for request_id in prompts.keys() - aborted:
             right = greedy_tokens(directory, tuple(prompts[request_id]), _NUM_TOKENS)
             assert pair.answers[request_id].token_ids == right, request_id
@@ -188,5 +188,5 @@ def test_an_engine_without_a_prefix_cache_is_no_source(checkpoint: _CheckpointOf
         pair.run()
         for request_id in ("first", "again", "back"):
             assert pair.answers[request_id].token_ids == greedy_tokens(directory, tuple(_PROMPT), _NUM_TOKENS)
-        assert _num_loaded(pair, "prefill") == _num_loaded(pair, "decode") == 0
+        assert _num_fetched(pair, "prefill") == _num_fetched(pair, "decode") == 0
         pair.assert_whole()
