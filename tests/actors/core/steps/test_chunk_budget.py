@@ -172,7 +172,7 @@ def test_draft_tokens_count_and_are_not_bounded() -> None:
     assert driver.scheduled() == {"d0": 4, "long": 96}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     cost_model=MODELS,
     num_tokens=st.integers(1, 700),
@@ -207,7 +207,7 @@ def _hinge_costs(cost_model: StepCostModel) -> list[tuple[int, float]]:
 ARRIVALS = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 12)), min_size=1, max_size=12)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     cost_model=MODELS,
     itl_s=st.floats(1e-5, 0.2),
