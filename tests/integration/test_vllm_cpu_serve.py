@@ -81,10 +81,13 @@ async def test_the_operator_and_its_order_of_keys_are_chosen_for_the_cluster(add
     assert tokens == {length: greedy_tokens(model, tuple(random_prompt(length)), NUM_TOKENS) for length in LENGTHS}
     assert [engine.attention_backend for engine in status.engines] == ["vllm_cpu"] * 2
     assert all(engine.linear_layers.startswith("packed for oneDNN: 22 layers") for engine in status.engines)
-    threads = {engine.cpu_threads for engine in status.engines}
+    threads = [engine.cpu_threads for engine in status.engines]
     if len(os.sched_getaffinity(0)) >= 2 and read_host_cpus().sharing is None:
-        assert len(threads) == 2, "each has a core of its own"
-        assert all(words.startswith("1 thread on core ") for words in threads)
+        bound = [words for words in threads if words.startswith("1 thread on core ")]
+        assert len(set(bound)) == len(bound), "each has a core of its own"
+        # A cluster of another test may hold a core meanwhile.
+        held = "1 thread on any core: other engines of this host hold too many of its "
+        assert all(words.startswith(held) for words in threads if words not in bound)
     else:
         assert all(words.startswith("1 thread on any core: ") for words in threads)
     decisions = [decision.text for decision in status.decisions]
