@@ -26,7 +26,7 @@ class OrderOffer:
 class AttentionReport:
     """The offers of one engine.
 
-    offers: the fastest first; empty if the checkpoint cannot be read, which the engine's start will tell
+    offers: the fastest first; empty if the checkpoint cannot be read, a fault that the engine's start reports
     obstacles: for each backend that cannot serve the model on this node, its name and the reason
     """
 

@@ -40,7 +40,8 @@ class ModelConfig(_Settings):
     weight_packing: Literal["auto", "onednn", "none"] = Field(
         "auto",
         description="Order of linear layers' weights in memory, on a CPU. none: as in the checkpoint; onednn: the "
-        "order in which oneDNN computes, or no start; auto: onednn where it works for the data type, else none.",
+        "order in which oneDNN computes, and an engine for which oneDNN does not work refuses to start; auto: onednn "
+        "where it works for the data type, else none.",
     )
     enforce_eager: bool = Field(
         False,
@@ -53,7 +54,10 @@ class ModelConfig(_Settings):
         "the next of them. Default: 1, 2, 4, 8, 16, 24 and so on up to 256, as far as scheduler.max_num_seqs goes.",
     )
     cuda_graph_time_s: float = Field(
-        60.0, gt=0, description="Seconds after which the start captures no further CUDA graphs, the largest first."
+        60.0,
+        gt=0,
+        description="Seconds after which an engine that starts captures no further CUDA graphs. It captures the graph "
+        "of the largest batch first.",
     )
     cuda_graph_memory_gib: float = Field(
         1.0, gt=0, description="Memory that is kept free of KV for CUDA graphs, in GiB; no more are captured beyond it."
@@ -378,7 +382,11 @@ EngineRoleName: TypeAlias = Literal["prefill", "decode", "both", "encode"]
 
 
 class EngineConfig(_Settings):
-    """All settings of one engine. role: its first one; itl_s: the inter-token latency that its steps aim at."""
+    """All settings of one engine.
+
+    role:  the role that the engine begins with
+    itl_s: the inter-token latency that the engine's steps aim at
+    """
 
     model: ModelConfig
     cache: CacheConfig = CacheConfig()

@@ -63,7 +63,7 @@ def build_engine_core(
     say: called with each phase of the start, in a few words
     launch_ranks: starts the tensor-parallel ranks after the first, which is this process
     kept_embeddings: embeddings that this engine made for others, which fetch them
-    trust: the secrets by which the ranks prove themselves, and the key of block hashes
+    trust: the secrets by which the ranks authenticate each other, and the key of block hashes
     Raises CheckpointError, UnsupportedModel, KVCacheTooSmall, TransportUnavailable, StoreUnavailable or RankLost.
     """
     group: RankGroup | None = None
@@ -110,7 +110,7 @@ def build_engine_core(
 def _start_costs(
     config: EngineConfig, engine_id: str, runner: ModelRunner, executor: Executor, *, overlap: bool
 ) -> EngineCosts:
-    """Return what steps take, from a file or from a warm-up; it is saved from now on."""
+    """Return the step cost model, from a file or from a warm-up; it is saved from now on."""
     keeper = _cost_keeper(config, runner, engine_id)
     costs = EngineCosts(keeper.load())
     if not costs.model().num_steps and runner.generates and runner.is_causal:
@@ -136,7 +136,7 @@ def _cost_keeper(config: EngineConfig, runner: ModelRunner, engine_id: str) -> C
 def _warm_up(
     config: EngineConfig, runner: ModelRunner, executor: Executor, costs: EngineCosts, *, overlap: bool
 ) -> None:
-    """Run steps of a scheduler of their own, so that nothing of them is left in the engine's counters and cache.
+    """Run steps with a separate scheduler, so that they leave nothing in the engine's counters and cache.
 
     The scheduler has the cache's first blocks, as many as the largest wave needs; rank 0 zeroes them afterwards. The
     other ranks keep what was computed there, which no request reads.

@@ -147,7 +147,7 @@ class EngineCore:
     def _fill_bitmask(self, scheduler_output: SchedulerOutput) -> None:
         """Mask the tokens that grammars forbid. Requests with a grammar never run ahead, so their output is known."""
         grammars = self.scheduler.structured_output
-        assert grammars is not None, "a request with a grammar is refused where there are none"
+        assert grammars is not None, "an engine without a grammar compiler refuses requests with a grammar"
         scheduler_output.grammar_bitmask = grammars.fill_bitmask(
             scheduler_output.structured_output_request_ids, scheduler_output.scheduled_spec_decode_tokens
         )
@@ -204,7 +204,7 @@ class EngineCore:
         return dict(self._num_taken)
 
     def shutdown(self) -> None:
-        """Release the executor's memory, links and threads, and save what steps take."""
+        """Release the executor's memory, links and threads, and save the step cost model."""
         self._step_costs.close()
         self.scheduler.shutdown()
         if self.scheduler.structured_output is not None:

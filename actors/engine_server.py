@@ -208,7 +208,7 @@ class EngineServer:
         return self._started_core
 
     async def stop(self) -> None:
-        """Hang up on every client, end the engine thread, release the core."""
+        """Close every client's session, end the engine thread, and release the core."""
         if self._thread is not None:
             await self._server.stop(grace=0)
             await asyncio.to_thread(self._thread.stop)

@@ -46,7 +46,7 @@ class EngineNotStarted(EngineError):
 
 
 class InvalidRecording(EngineError):
-    """The file is no recording of decisions, or of another version. It names the file."""
+    """The file is no recording of decisions, or one of another version; the message names the file."""
 
     def __init__(self, path: object, reason: str) -> None:
         super().__init__(f"{path}: {reason}")

@@ -17,7 +17,7 @@ class RunningStep(Protocol):
     """A step that was given to the workers."""
 
     def result(self) -> ModelRunnerOutput:
-        """Wait for its tokens. Raises what the worker raised."""
+        """Wait for the step's output. Raises what the worker raised."""
 
 
 class Executor(Protocol):

@@ -25,33 +25,33 @@ class LoraConfig(BaseModel):
 
     adapters: dict[AdapterName, str] = Field(
         default_factory=dict,
-        description="This maps the name of each adapter, by which requests use it, to its directory. These adapters "
-        "are loaded when an engine starts.",
+        description="Directory of each adapter, by the name that requests give. An engine loads these adapters when it "
+        "starts.",
     )
     allowed_directories: tuple[str, ...] = Field(
         (),
-        description="Adapters may be loaded from below these directories while the cluster runs. A request that "
-        "names an unknown adapter gets the adapter in the directory of that name below one of them. By default none "
-        "can be loaded later.",
+        description="Directories that have the files of further adapters below them. When a request names an adapter "
+        "that is not loaded, an engine loads it from the subdirectory of that name. By default there are no such "
+        "directories, and only the adapters in lora.adapters can be used.",
     )
     max_lora_rank: int = Field(
         16,
         ge=1,
         le=1024,
-        description="An adapter of a higher rank than this is refused: every slot of a batch has memory for "
-        "matrices of this rank.",
+        description="The highest rank of an adapter; an adapter of a higher rank is refused. Every slot of a batch has "
+        "memory for matrices of this rank.",
     )
     max_cpu_loras: int = Field(
         16,
         ge=1,
-        description="An engine keeps at most this many adapters in memory; the least recently used one is dropped "
-        "for another.",
+        description="The most adapters that an engine keeps in memory. When it loads another one, it drops the least "
+        "recently used one.",
     )
     max_adapter_mib: int = Field(
-        512, ge=1, description="An adapter whose weights have more than this many MiB is refused."
+        512, ge=1, description="The largest size of an adapter's weights, in MiB; a larger adapter is refused."
     )
     load_timeout_s: float = Field(
-        60.0, gt=0, description="A request waits at most this many seconds for its adapter to be loaded; then it fails."
+        60.0, gt=0, description="Seconds that a request waits for its adapter to be loaded; after that it fails."
     )
 
     @model_validator(mode="after")
@@ -66,7 +66,7 @@ class LoraConfig(BaseModel):
         if len(self.adapters) > self.max_cpu_loras:
             raise ValueError(
                 f"adapters lists {len(self.adapters)} adapters, more than max_cpu_loras ({self.max_cpu_loras}): an "
-                "engine could not keep all that it loads at its start"
+                "engine could not keep all the adapters that it loads when it starts"
             )
         return self
 

@@ -1,8 +1,8 @@
-"""Steps without requests of users, at an engine's start, from which its cost model gets a first idea.
+"""Steps without requests of users, at an engine's start, to which the engine's cost model is fitted first.
 
-The requests are of this module: prompts of random tokens that decode a few tokens each, in waves that go from small to
+This module makes their requests: prompts of random tokens that decode a few tokens each, in waves that go from small to
 large, so that a slow engine at least sees the small ones. A wave whose first step alone would not end in time is left
-out, and one that is under way when the time is over is aborted: the start takes one step longer than it may, at most.
+out, and one that is under way when the time is over is aborted: the start exceeds its time by one step at most.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class CostKeeper:
     """The file of one engine's cost model. load() comes before start(); the thread runs from start() to stop()."""
 
     def __init__(self, directory: Path | None, identity: CostIdentity, engine_id: str) -> None:
-        """directory: is made when the file is saved; None: no file is read or written"""
+        """directory: the file's directory, which is made when the file is saved; None: no file is read or written"""
         self._path = None if directory is None else directory / identity.file_name
         self._identity = identity
         self._engine_id = engine_id

@@ -1,7 +1,8 @@
 """The cost model of one engine's steps: what it starts from, and the steps of the engine that change it.
 
 An engine starts from the file that it, or another engine with the same identity, has saved. Without a file it runs a
-few steps without requests first (cost_warm_up.py). From MIN_SURE_STEPS steps on the model rests on the engine's own.
+few steps without requests first (actors/core/warm_up.py). After MIN_SURE_STEPS steps with requests the model counts as
+the engine's own (CostOrigin.OWN_STEPS).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cores on which an engine's threads compute, held against the other engines of the host.
+"""The cores on which an engine's threads compute, reserved so that no other engine of the host uses them.
 
 An engine holds a core by binding an abstract Unix socket with the core's number. The kernel gives a name to one process
 at a time, and frees it when that process ends, however it ends; no file is left. An engine gets all the cores that it
@@ -87,7 +87,7 @@ class CpuBinding:
     held: tuple[socket.socket, ...] = field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
-        """Say it in words, for the log and `raypd status`."""
+        """Describe the decision, for the log and `raypd status`."""
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
         if not self.cores:
             return f"{threads} on any core: {self.reason}"
@@ -99,7 +99,7 @@ class CpuBinding:
             os.sched_setaffinity(0, self.cores)
 
     def release(self) -> None:
-        """Let other engines have the cores; after the engine's last step."""
+        """Free the cores for other engines. Called after the engine's last step."""
         for held in self.held:
             held.close()
 

@@ -39,7 +39,7 @@ from kv_transfer.trust.secret import Purpose
 logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 0.1
-"""Seconds between two checks whether a rank that has not called yet is lost."""
+"""Seconds between two checks whether a rank that has not connected yet is lost."""
 _EXPLANATION_TIMEOUT_S = 1.0
 
 
@@ -136,7 +136,7 @@ class RankHub:
         return RankLost(self._failure) if self._failure is not None else error
 
     def close(self) -> None:
-        """Tell every rank to end, and hang up."""
+        """Tell every rank to end, and close the connections."""
         with self._lock:
             self._is_closing = True
         self._server.close()

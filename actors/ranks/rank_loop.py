@@ -66,7 +66,7 @@ def run_rank(task: RankTask, host: str) -> None:
 def _call(task: RankTask, trust: Trust, timeout_s: float) -> RankConnection:
     """Connect to the hub. Raises RankLost.
 
-    The hub hangs up on a caller that proves itself too slowly; then this function calls the hub again.
+    The hub closes the connection of a caller that authenticates too slowly; then this function connects again.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -1,4 +1,4 @@
-"""Begins to record an engine's decisions, if its settings ask for it and a recording can have all that they rest on."""
+"""Begins to record an engine's decisions, if the settings ask for it and all that decides them can be recorded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 def may_record(config: EngineConfig, abilities: Collection[Ability]) -> DecisionRecordingConfig | None:
-    """Return the settings of the recording; None if nothing is recorded, for a reason that the log has if it was asked.
+    """Return the settings of the recording; None if nothing is recorded.
 
-    abilities: of the engine's worker
+    The log says why, if the settings ask for a recording that cannot be made.
+
+    abilities: the abilities of the engine's worker
     """
     recording = config.decision_recording
     if recording is None:
@@ -32,7 +34,7 @@ def may_record(config: EngineConfig, abilities: Collection[Ability]) -> Decision
 
 def _why_not(config: EngineConfig, abilities: Collection[Ability]) -> str | None:
     if config.kv_transfer.cpu_cache_gib or config.kv_transfer.stores:
-        return "what stores of KV outside of the device have is not recorded"
+        return "the contents of KV stores outside of the device are not recorded"
     if Ability.MULTIMODAL in abilities or config.role == "encode":
         return "transfers of images are not recorded"
     return None
@@ -43,7 +45,7 @@ def begin_recording(
 ) -> None:
     """Let a scheduler that was not called yet record what it decides. A file that cannot be made is logged.
 
-    clock: the one that the scheduler reads
+    clock: the clock that the scheduler reads
     """
     name = f"engine-{header.engine_id}-{header.incarnation}"
     try:

@@ -28,14 +28,15 @@ Digest: TypeAlias = Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(max_l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineHeader:
-    """The first record: all that a scheduler is made of.
+    """The first record: all arguments that the engine's scheduler was made with.
 
-    version:   of the form
+    version:     number of the format
     scheduler, cache, kv_transfer: the engine's settings, as JSON
-    abilities: the worker's
-    fetch_name, max_fetches: of the prefixes that the engine fetches from others
-    hash_key:  of the block hashes, so that they come out the same
-    num_state_blocks: of a request's recurrent state
+    abilities:   the abilities of the engine's worker
+    fetch_name:  what the names of the engine's fetches from other engines begin with
+    max_fetches: the most of these fetches at once
+    hash_key:    the key of the block hashes, so that a replay computes the same ones
+    num_state_blocks: blocks of a request's recurrent state
     """
 
     version: Count
@@ -57,7 +58,7 @@ class EngineHeader:
 
 @dataclass(frozen=True, slots=True)
 class Aimed:
-    """A change, before the next step, of what decides about the sizes of chunks."""
+    """A change, from the next step on, of what the sizes of chunks depend on: ITL aim, role and cost model."""
 
     itl_s: float | None
     role: EngineRoleName
@@ -122,7 +123,7 @@ class TakenIn:
     """A step's results were taken in.
 
     step:   the number of the step's Scheduled record, from 0
-    digest: of what the clients got; empty if the scheduler raised an error
+    digest: the parts of OUTPUT_PARTS; empty if the scheduler raised an error
     error:  that error, after which the recording ends
     """
 
@@ -144,7 +145,7 @@ class Reset:
 
 @dataclass(frozen=True, slots=True)
 class Unrecorded:
-    """The last record: something happens next that a recording does not have."""
+    """The last record: what happens next cannot be recorded."""
 
     reason: LongText
 

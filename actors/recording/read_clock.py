@@ -1,4 +1,4 @@
-"""Clocks that remember what they have said, and that say it once more."""
+"""A clock whose readings are recorded, and a clock that replays recorded readings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 
 class ReadClock:
-    """A clock whose readings are kept between begin() and end(), which are those of one call that is recorded."""
+    """A clock whose readings are kept between begin() and end(), that is, during one recorded call."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,19 +34,19 @@ class ReadClock:
 
 
 class ReplayedClock:
-    """A clock that says what another one has said."""
+    """A clock that returns the readings of another clock again."""
 
     def __init__(self) -> None:
         self._readings: list[float] = []
         self._num_read = 0
 
     def __call__(self) -> float:
-        """Return the next reading; the last one once more if there are no others, which is_used_up then tells."""
+        """Return the next reading; the last one again if none is left, and then is_used_up is False."""
         self._num_read += 1
         return self._readings[min(self._num_read, len(self._readings)) - 1] if self._readings else 0.0
 
     def load(self, readings_s: Sequence[float]) -> None:
-        """Say these from now on."""
+        """Return these readings from now on."""
         self._readings, self._num_read = list(readings_s), 0
 
     @property

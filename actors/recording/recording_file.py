@@ -1,4 +1,4 @@
-"""A file of records, each behind its length in four bytes: what was told to an object that decides, in order."""
+"""A file of records, each behind its length in four bytes: the calls of a scheduler or of routers, in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RecordingFile:
     def __init__(self, directory: Path, name: str, max_bytes: int) -> None:
         """Make the file, which nobody but this user can read. Raises OSError.
 
-        name: of who decides; the file's name has the time, too
+        name: who decides; the file's name begins with it, and the time follows
         """
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path = directory / f"{name}-{time.time_ns()}{SUFFIX}"
@@ -48,7 +48,9 @@ class RecordingFile:
             return
         self._num_left_bytes -= len(record) + _LENGTH.size
         if self._num_left_bytes < 0 or len(record) > MAX_RECORD_BYTES:
-            logger.info("the recording of decisions has its largest size, and ends", extra={"path": str(self.path)})
+            logger.info(
+                "the recording of decisions has reached its largest size and ends", extra={"path": str(self.path)}
+            )
             self.close()
             return
         try:
@@ -68,7 +70,7 @@ class RecordingFile:
     def _give_up(self, error: OSError) -> None:
         self._file = None
         logger.warning(
-            "the recording of decisions cannot be written, and ends",
+            "the recording of decisions cannot be written and ends",
             extra={"path": str(self.path), "error": str(error)},
         )
 

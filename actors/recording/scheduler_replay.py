@@ -1,12 +1,10 @@
-"""Tells a fresh scheduler what another one was told, and compares every decision.
+"""Gives a new scheduler the calls that an engine recorded, and compares every decision.
 
 The scheduler, the scheduler's side of handoffs and the prefix sources are those that serve; only the worker is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -33,12 +31,10 @@ from actors.recording.engine_events import (
     Scheduled,
     StepResults,
     TakenIn,
-    Unrecorded,
 )
 from actors.recording.read_clock import ReplayedClock
-from actors.recording.recording_file import read_records
+from actors.recording.replay import DecisionDiffers, Recording, Replay
 from kv_transfer.config import KVTransferConfig
-from kv_transfer.message_ranges import MALFORMED
 from kv_transfer.prefix.prefix_fetch import PrefixFetches
 from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.sides.scheduler_side import SchedulerSide
@@ -46,77 +42,19 @@ from kv_transfer.sides.scheduler_side import SchedulerSide
 _MAX_PENDING: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first decision that was not the recorded one. record: its number in the file, from 1"""
-
-    record: int
-    what: str
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """The result of a replay.
-
-    who:            the engine or the ingress, with its incarnation
-    num_decisions:  decisions that were compared: steps and what clients got of them, or routes
-    counts:         of the recorded calls, by their names
-    difference:     None: all decisions were the recorded ones
-    ends_early:     why the recording ends before its process did; None: it is not known to
-    """
-
-    who: str
-    num_decisions: int
-    counts: dict[str, int]
-    difference: Difference | None = None
-    ends_early: str | None = None
-
-
-class DecisionDiffers(Exception):
-    """A replayed decision is not the recorded one; for the loop that replays, which says where."""
-
-
 def replay_scheduler(path: Path) -> Replay:
     """Replay an engine's recording up to its end, or to the first difference. Raises InvalidRecording."""
-    records = read_records(path)
-    header = _decode(path, 1, next(records, b""))
-    if not isinstance(header, EngineHeader):
-        raise InvalidRecording(path, "it does not begin with an engine's settings")
-    if header.version != VERSION:
-        raise InvalidRecording(path, f"it has version {header.version}, and this raypd reads version {VERSION}")
+    recording = Recording[EngineHeader](path, CODEC, "an engine")
+    header = recording.read_header(EngineHeader, VERSION)
     try:
         replayed = _ReplayedScheduler(header)
     except (ValidationError, ValueError) as error:
         raise InvalidRecording(path, f"its settings are not those of an engine: {error}") from error
-    who = f"{header.engine_id} ({header.incarnation})"
-    num_decisions, counts = 0, dict.fromkeys((kind.__name__ for kind in CODEC.types[1:-1]), 0)
-    for number, event in _events(path, records):
-        if isinstance(event, Unrecorded):
-            return Replay(who, num_decisions, counts, ends_early=event.reason)
-        try:
-            counts[type(event).__name__] += 1
-            num_decisions += replayed.take(event)
-        except DecisionDiffers as error:
-            return Replay(who, num_decisions, counts, Difference(number, str(error)))
-        except (KeyError, ValueError) as error:
-            raise InvalidRecording(path, f"record {number} is not possible here: {error!r}") from error
-    return Replay(who, num_decisions, counts)
-
-
-def _events(path: Path, records: Iterator[bytes]) -> Iterator[tuple[int, object]]:
-    for number, record in enumerate(records, start=2):
-        yield number, _decode(path, number, record)
-
-
-def _decode(path: Path, number: int, record: bytes) -> object:
-    try:
-        return CODEC.decode(record)
-    except MALFORMED as error:
-        raise InvalidRecording(path, f"record {number} is no record of an engine: {error}") from error
+    return recording.replay(f"{header.engine_id} ({header.incarnation})", replayed)
 
 
 class _ReplayedScheduler:
-    """A scheduler that is told what the records say."""
+    """A scheduler that gets the calls that the records have. Implements Replayed."""
 
     def __init__(self, header: EngineHeader) -> None:
         self._clock = ReplayedClock()

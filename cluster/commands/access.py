@@ -32,7 +32,7 @@ def credentials(
 ) -> None:
     """Serve large language models on Ray, with prefill and decode on separate nodes.
 
-    The options below apply to commands that call a running cluster, and stand
+    The options below apply to commands that call a running cluster. They come
     before the command: raypd --tls status.
     """
     from cluster.commands.new_token import use_credentials

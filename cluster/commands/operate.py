@@ -26,7 +26,7 @@ def status(
         bool, typer.Option("--json", help="Print the status once as JSON (message raypd.v1.GetStatusResponse).")
     ] = False,
     cost: Annotated[
-        bool, typer.Option("--cost", help="Show the engines' predictions of how long their steps take instead.")
+        bool, typer.Option("--cost", help="Show instead how long each engine predicts its steps to take.")
     ] = False,
     timeout_s: Timeout = 10.0,
 ) -> None:
@@ -64,9 +64,10 @@ def explain(
 ) -> None:
     """Show where the time of a request went, and why it went to its engines.
 
-    The phases of the request on a time axis and what took so long; for each
-    attempt the predicted cost of every way, and what came true. Without an id:
-    the last requests, a line for each. Any ingress can be asked.
+    The output has the phases of the request on a time axis, the cause of its
+    latency, and for each attempt the predicted cost of every way to serve the
+    request beside the measured one. Without an id, the command lists the last
+    requests. Any ingress can be asked.
 
     Example: raypd explain chatcmpl-3f2a
     """

@@ -7,7 +7,8 @@ from pathlib import Path
 from actors.errors import InvalidRecording
 from actors.recording.engine_events import CODEC, EngineHeader
 from actors.recording.recording_file import read_records
-from actors.recording.scheduler_replay import Replay, replay_scheduler
+from actors.recording.replay import Replay
+from actors.recording.scheduler_replay import replay_scheduler
 from cluster.routing.recording.router_replay import replay_routers
 from kv_transfer.message_ranges import MALFORMED
 

@@ -150,7 +150,9 @@ class _PendingTcpLink:
             self._refusals.add(purpose, address, error)
             return False
         except OSError as error:
-            self._refusals.add(purpose, address, HungUp(f"it hung up before it had proven itself: {error}"))
+            self._refusals.add(
+                purpose, address, HungUp(f"it closed the connection before it was authenticated: {error}")
+            )
             return False
         return True
 

@@ -204,11 +204,11 @@ def wait_welcome(stream: socket.socket | TlsSocket, deadline_s: float) -> None:
     try:
         stream.settimeout(max(0.001, deadline_s - time.monotonic()))
         if stream.recv(len(_WELCOME)) != _WELCOME:
-            raise HungUp("the other end hung up instead of sending a welcome")
+            raise HungUp("the other end closed the connection instead of sending a welcome")
     except TimeoutError:
         raise HungUp("the other end sent no welcome in time") from None
     except OSError as error:
-        raise HungUp(f"the other end hung up instead of sending a welcome: {error}") from error
+        raise HungUp(f"the other end closed the connection instead of sending a welcome: {error}") from error
     finally:
         with contextlib.suppress(OSError):
             stream.settimeout(timeout_s)

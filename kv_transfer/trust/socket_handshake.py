@@ -54,7 +54,7 @@ def _as_untrusted(connection: socket.socket | TlsSocket) -> Iterator[None]:
     except TimeoutError:
         raise NotRaypd("it did not prove itself in time") from None
     except OSError as error:
-        raise HungUp(f"it hung up before it had proven itself: {error}") from error
+        raise HungUp(f"it closed the connection before it was authenticated: {error}") from error
     finally:
         with contextlib.suppress(OSError):
             connection.settimeout(timeout_s)
@@ -79,7 +79,7 @@ def _receive_exactly(connection: socket.socket | TlsSocket, size: int, deadline_
     while len(received) < size:
         connection.settimeout(_left_s(deadline_s))
         if not (part := connection.recv(size - len(received))):
-            raise HungUp("it hung up before it had proven itself")
+            raise HungUp("it closed the connection before it was authenticated")
         received += part
     return bytes(received)
 

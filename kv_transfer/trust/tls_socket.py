@@ -65,7 +65,7 @@ class TlsSocket:
             else:
                 return self._flush(deadline_s)
             if not self._wait(self._receive, _READABLE, deadline_s):
-                raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "the other end hung up")
+                raise ssl.SSLEOFError(ssl.SSL_ERROR_EOF, "the other end closed the connection")
 
     def send(self, data: memoryview | bytes) -> int:
         """Send some of the data; return how many bytes. After a timeout the connection is shut down."""

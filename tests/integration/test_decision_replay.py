@@ -19,7 +19,8 @@ import pytest
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.sampling_params import SamplingParams
-from actors.recording.scheduler_replay import Replay, replay_scheduler
+from actors.recording.replay import Replay
+from actors.recording.scheduler_replay import replay_scheduler
 from actors.recording_config import DecisionRecordingConfig
 from cluster.parameters.generation import GenerateRequest, TokenPrompt
 from cluster.parameters.sampling_options import SamplingOptions

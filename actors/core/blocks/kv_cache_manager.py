@@ -48,7 +48,7 @@ class KVCacheManager:
         *,
         num_state_blocks: int = 0,
     ) -> None:
-        """num_state_blocks: of a request's slot. With slots there are no hits: a prefix's state is not kept."""
+        """num_state_blocks: blocks of a request's slot. With slots there are no hits: no prefix's state is kept."""
         self.block_size = block_size
         self.block_pool = BlockPool(num_blocks, events, observer)
         self._observer = observer
@@ -92,7 +92,7 @@ class KVCacheManager:
 
     @property
     def num_fenced_blocks(self) -> int:
-        """Blocks that come back when the steps under way are over; shared ones may be counted twice."""
+        """Blocks that become free when the steps under way are over; shared ones may be counted twice."""
         return sum(len(blocks) for _, blocks in self._fenced)
 
     def begin_step(self, step_index: int) -> list[BlockCopy]:
@@ -358,6 +358,6 @@ class KVCacheManager:
                 f"block {wrong.block_id} has ref_cnt {wrong.ref_cnt}, {num_holds[wrong.block_id]} requests hold it"
             )
         if self._copies:
-            raise IntegrityError(f"no step has begun that does {self._copies}")
+            raise IntegrityError(f"no step has begun that makes the copies {self._copies}")
         if not self._tails.owners() <= self._blocks.keys():
             raise IntegrityError("a request that holds nothing has the tail of its prompt copied")

@@ -75,7 +75,7 @@ class LoadMeter:
         requests:  all unfinished requests, by id
         transfers: requests whose KV comes from elsewhere, which only count as decodes to come, and the links
         rows:      the running requests
-        num_taken: requests that the engine has got, if the caller knows it: from one ingress, and so from all
+        num_taken: how many requests the engine has got from its only ingress, if the caller knows the number
         """
         self._note_lookups(prefix_cache)
         self._number += 1

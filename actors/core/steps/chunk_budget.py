@@ -75,7 +75,7 @@ class StepCosts:
         return seconds
 
     def largest_chunk(self, num_tokens: int, num_computed_tokens: int, seconds_left: float) -> float:
-        """Return the most tokens of a chunk that take at most seconds_left: 0 if that is negative; maybe infinite.
+        """Return the most tokens of a chunk that take at most seconds_left; 0 if that is negative, inf without a limit.
 
         num_tokens: tokens that the step has without the chunk
         num_computed_tokens: tokens of the prompt before the chunk

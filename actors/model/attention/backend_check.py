@@ -36,7 +36,7 @@ class _Request:
 
 _CAUSAL = (_Request(0, 37), _Request(70, 1), _Request(33, 5), _Request(0, 1), _Request(15, 1), _Request(64, 40))
 _WHOLE = (_Request(0, 37), _Request(0, 1), _Request(0, 70))
-"""The requests of a model whose tokens see all of a prompt, which is in one step then."""
+"""The requests for a model whose tokens attend to the whole prompt: each prompt is computed in one step."""
 
 
 @torch.inference_mode()

@@ -145,7 +145,7 @@ class GeometryProbe:
         if sinks is not None and sinks.shape != query.shape[:1]:
             raise UnsupportedModel(
                 self._architecture,
-                f"its attention sinks are {list(sinks.shape)}, and served is one number for each of its heads",
+                f"its attention sinks are {list(sinks.shape)}, and raypd serves one number for each head",
             )
         self._layers[layer.index] = layer
         stored_value_size = value.shape[2] if layer.value_size is None else 0

@@ -43,7 +43,7 @@ class StaticAdapters(Protocol):
         """Let the next forward read each token's slot on the device. slots: [num_tokens] int32, NO_SLOT for none"""
 
     def use_none(self) -> None:
-        """Let the next forward be without adapters."""
+        """Let the next forward use no adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,10 @@ class DecodeGraphs:
         for index, size in enumerate(reversed(self._wanted)):
             taken_bytes = free_bytes - self._recorder.free_memory_bytes()
             if clock() - started_s >= limits.time_s:
-                reason = "the time is over"
+                reason = "the time limit is reached"
                 break
             if taken_bytes >= limits.memory_bytes:
-                reason = "the memory is used up"
+                reason = "the memory limit is reached"
                 break
             say(f"capturing CUDA graphs, {index + 1} of {len(self._wanted)} batch sizes")
             try:

@@ -81,7 +81,7 @@ class DecodeInputs:
             kv_cache.index_fill_(0, begun.long(), 0)
 
     def clear(self) -> None:
-        """Leave no row with a request."""
+        """Take the request out of every row."""
         self._numbers.copy_(upload([_NOTHING], self._numbers.device)[0][:, None])
 
     def token_ids(self, size: int) -> Tensor:

@@ -128,7 +128,7 @@ class AdapterStore:
         self._context.step = LoraStep((), shared)
 
     def use_none(self) -> None:
-        """Let the next forward be without adapters."""
+        """Let the next forward use no adapter."""
         self._context.step = None
 
     def shutdown(self) -> None:

@@ -220,7 +220,7 @@ class SocketMesh:
 
 
 def open_server(host: str) -> socket.socket:
-    """Open a listening socket on a free port of host, for the calls of other ranks."""
+    """Open a socket on a free port of host that other ranks connect to."""
     server = socket.socket()
     _widen(server)
     server.bind((host, 0))

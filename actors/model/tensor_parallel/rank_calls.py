@@ -1,4 +1,4 @@
-"""How the ranks of an engine on CPUs call each other: TLS if the cluster has it, then a proof of its secret.
+"""How the ranks of an engine on CPUs connect to each other: TLS if the cluster has it, then a proof of its secret.
 
 A stranger that connects and sends nothing delays no rank (kv_transfer/trust/callers.py). A rank whose connection is
 closed, or is answered by a stranger, connects again until its deadline.
@@ -66,7 +66,7 @@ def call_rank(
 
 
 class RankCallers:
-    """The calls that come to one rank. A context manager: callers are accepted and authenticated while it is open."""
+    """The connections to one rank. A context manager: they are accepted and authenticated while it is open."""
 
     def __init__(self, server: socket.socket, own: int, trust: RankTrust) -> None:
         self._own = own
@@ -83,15 +83,18 @@ class RankCallers:
         self._callers.__exit__(error_type, error, trace)
 
     def take(self, ranks: set[int], deadline_s: float) -> Iterator[tuple[int, socket.socket | TlsSocket]]:
-        """Hand out the connection of each of these ranks, as they call. Raises TimeoutError or OSError."""
+        """Yield each of these ranks with its connection, in the order in which they connect.
+
+        Raises TimeoutError or OSError.
+        """
         missing = set(ranks)
         while missing:
             try:
                 caller = self._callers.take(deadline_s)
             except TimeoutError:
-                raise TimeoutError(f"ranks {sorted(missing)} did not call in time") from None
+                raise TimeoutError(f"ranks {sorted(missing)} did not connect in time") from None
             if caller is None:
-                raise ConnectionAbortedError("the socket where ranks call was shut down")
+                raise ConnectionAbortedError("the socket that ranks connect to was shut down")
             if caller.who in missing:
                 missing.remove(caller.who)
                 yield caller.who, caller.stream
@@ -107,7 +110,7 @@ class RankCallers:
         except Untrusted as error:
             self._trust.refusals.add(Purpose.TENSOR_PARALLEL, address, error)
         except OSError as error:
-            reason = HungUp(f"it hung up before it had proven itself: {error}")
+            reason = HungUp(f"it closed the connection before it was authenticated: {error}")
             self._trust.refusals.add(Purpose.TENSOR_PARALLEL, address, reason)
         stream.close()
         return None

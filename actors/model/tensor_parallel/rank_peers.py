@@ -121,5 +121,5 @@ class _TlsPeer:
 
 def _not_at_end(num_bytes: int) -> int:
     if num_bytes == 0:
-        raise ConnectionError("the rank at the other end has hung up")
+        raise ConnectionError("the rank at the other end has closed the connection")
     return num_bytes

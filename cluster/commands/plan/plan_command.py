@@ -16,7 +16,7 @@ _SPEED, _LIMITS = "Speed of an engine", "Limits"
 
 def plan(
     trace: Annotated[Path, typer.Option(help="Trace of the load, in raypd's, Mooncake's or Azure's form.")],
-    slo: Annotated[list[str], typer.Option(help="Aims, such as ttft=500ms,itl=50ms.")],
+    slo: Annotated[list[str], typer.Option(help="Latency aims, such as ttft=500ms,itl=50ms.")],
     config_file: ConfigFile = None,
     model: Annotated[
         Path | None, typer.Option(help="Directory of the checkpoint, for its size.", rich_help_panel=_SPEED)
@@ -35,7 +35,7 @@ def plan(
         Path | None, typer.Option(help="File with the model's shape, for --op-tables.", rich_help_panel=_SPEED)
     ] = None,
     tp: Annotated[
-        int, typer.Option(min=1, help="Tensor-parallel ranks of an engine, a GPU each.", rich_help_panel=_SPEED)
+        int, typer.Option(min=1, help="Tensor-parallel ranks of an engine, one GPU each.", rich_help_panel=_SPEED)
     ] = 1,
     kv_tokens: Annotated[
         int | None,
@@ -59,15 +59,15 @@ def plan(
     num_prompts: Annotated[int | None, typer.Option(min=2, help="Read only the first requests of the trace.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Simulate the fleets instead of using formulas: a minute or two.")
+        bool, typer.Option("--simulate", help="Simulate the fleets instead of using formulas; takes a minute or two.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
 ) -> None:
-    """Say how many engines a recorded load needs, and in which roles.
+    """Compute how many engines a recorded load needs, and in which roles.
 
-    Beside the recommended fleet stand the best ones with and without roles,
-    what one more engine or a faster link would buy, and the command that
-    prints the manifests.
+    The output also has the best fleets with and without roles, the gain from
+    one more engine or a faster link, and the command that prints the
+    manifests.
 
     Example: raypd plan --model /models/Llama-3.1-8B --gpu h100
     --trace conversation.jsonl --slo ttft=500ms,itl=50ms

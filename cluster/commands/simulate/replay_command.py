@@ -19,11 +19,10 @@ def replay(
         typer.Argument(help="Files that `decision_recording` has written, or directories of such files."),
     ],
 ) -> None:
-    """Decide once more what a cluster has decided, and compare.
+    """Replay recorded decisions of a cluster, and report the first that differs.
 
-    Schedulers and routers that have just been made are told what those of
-    the recordings were told, in the same order and with the same times. The
-    command ends with an error that names the first decision that differs.
+    New schedulers and routers get the recorded calls in the recorded order,
+    with the recorded times. The exit status is 1 if any decision differs.
 
     Example: raypd replay /var/log/raypd/decisions
     """

@@ -66,7 +66,7 @@ def simulate(
         typer.Option(help="File (YAML) of engines to kill, stop, slow or cut off, and when.", rich_help_panel=_LOAD),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of all random draws.", rich_help_panel=_LOAD)] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of simulations at a time, in a process each.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of simulations that run at the same time.")] = 1,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures to this JSON file.", rich_help_panel=_OUTPUT)
     ] = None,
@@ -79,10 +79,11 @@ def simulate(
         ),
     ] = None,
 ) -> None:
-    """Let simulated clusters serve a trace, and show how well they do.
+    """Serve a trace with simulated clusters, and show their latencies and goodput.
 
-    Scheduler, router and handoffs are the code that serves; the durations of
-    steps are predicted. Aims are those of the settings (slo).
+    The scheduler, the router and the handoffs are the code of real clusters;
+    the durations of steps are predicted. The settings (slo) give the latency
+    aims that goodput counts.
 
     Example: raypd simulate -c one.yaml -c two.yaml --trace requests.jsonl
     --cost-model step-cost.json --scale-rate 1 --scale-rate 2

@@ -1,8 +1,8 @@
-"""Tells fresh routers what those of an ingress were told, and compares every route, and why it was chosen."""
+"""Gives new routers the calls that an ingress recorded, and compares every route and the reasons for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,11 +12,9 @@ from actors.core.outputs.scheduler_stats import LoadReport
 from actors.core.requests.block_hash import BlockHashKey
 from actors.core.requests.request import EngineCoreRequest
 from actors.costs.step_cost_model import StepCostModel
-from actors.errors import InvalidRecording
 from actors.recording.decision_digest import value_digest
 from actors.recording.read_clock import ReplayedClock
-from actors.recording.recording_file import read_records
-from actors.recording.scheduler_replay import DecisionDiffers, Difference, Replay
+from actors.recording.replay import DecisionDiffers, Recording, Replay
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import Route
 from cluster.routing.cost_router import CostRouter
@@ -42,40 +40,13 @@ from cluster.routing.recording.router_events import (
     Started,
     States,
 )
-from kv_transfer.message_ranges import MALFORMED
 
 
 def replay_routers(path: Path) -> Replay:
     """Replay an ingress's recording up to its end, or to the first difference. Raises InvalidRecording."""
-    records = read_records(path)
-    header = _decode(path, 1, next(records, b""))
-    if not isinstance(header, RouterHeader):
-        raise InvalidRecording(path, "it does not begin with an ingress's name")
-    if header.version != VERSION:
-        raise InvalidRecording(path, f"it has version {header.version}, and this raypd reads version {VERSION}")
-    who, replayed = f"ingress {header.ingress}", _ReplayedRouting(BlockHashKey(header.hash_key))
-    num_decisions, counts = 0, dict.fromkeys((kind.__name__ for kind in CODEC.types[1:]), 0)
-    for number, event in _events(path, records):
-        try:
-            counts[type(event).__name__] += 1
-            num_decisions += replayed.take(event)
-        except DecisionDiffers as error:
-            return Replay(who, num_decisions, counts, Difference(number, str(error)))
-        except (KeyError, ValueError) as error:
-            raise InvalidRecording(path, f"record {number} is not possible here: {error!r}") from error
-    return Replay(who, num_decisions, counts)
-
-
-def _events(path: Path, records: Iterator[bytes]) -> Iterator[tuple[int, object]]:
-    for number, record in enumerate(records, start=2):
-        yield number, _decode(path, number, record)
-
-
-def _decode(path: Path, number: int, record: bytes) -> object:
-    try:
-        return CODEC.decode(record)
-    except MALFORMED as error:
-        raise InvalidRecording(path, f"record {number} is no record of an ingress: {error}") from error
+    recording = Recording[RouterHeader](path, CODEC, "an ingress")
+    header = recording.read_header(RouterHeader, VERSION)
+    return recording.replay(f"ingress {header.ingress}", _ReplayedRouting(BlockHashKey(header.hash_key)))
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +71,7 @@ class _Session:
 
 
 class _ReplayedRouting:
-    """The routers of an ingress, which are told what the records say."""
+    """The routers of an ingress, which get the calls that the records have. Implements Replayed."""
 
     def __init__(self, hash_key: BlockHashKey) -> None:
         self._clock = ReplayedClock()

@@ -28,7 +28,7 @@ def test_a_recording_ends_before_the_record_that_does_not_fit(tmp_path: Path, ca
     assert not file.is_open
     assert list(read_records(file.path)) == [b"123456", b"123456"]
     assert [record.message for record in caplog.records] == [
-        "the recording of decisions has its largest size, and ends"
+        "the recording of decisions has reached its largest size and ends"
     ]
 
 
@@ -46,7 +46,7 @@ def test_a_disk_that_refuses_ends_the_recording_and_nothing_else(
     file._file = Full()  # type: ignore[assignment]  # It has all that is called here.
     file.write(b"a record")
     assert not file.is_open
-    assert caplog.records[0].message == "the recording of decisions cannot be written, and ends"
+    assert caplog.records[0].message == "the recording of decisions cannot be written and ends"
     file.close()
 
 

@@ -1,5 +1,5 @@
 """Tests of actors/recording/scheduler_replay.py, actors/recording/recorded_scheduler.py,
-actors/recording/engine_events.py and actors/recording/decision_digest.py.
+actors/recording/replay.py, actors/recording/engine_events.py and actors/recording/decision_digest.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from actors.costs.step_shape import NUM_FEATURES
 from actors.errors import DuplicateRequest, IntegrityError, InvalidRecording
 from actors.recording.engine_events import CODEC, Added, Aimed, Ended, EngineHeader, Scheduled, TakenIn
 from actors.recording.recording_file import RecordingFile, read_records
-from actors.recording.scheduler_replay import Difference, replay_scheduler
+from actors.recording.replay import Difference
+from actors.recording.scheduler_replay import replay_scheduler
 from tests.actors.core.builders import make_request
 from tests.actors.recording.recorded_run import NUM_BLOCKS, RecordedRun
 

@@ -76,7 +76,7 @@ def _shaken(end: socket.socket | TlsSocket) -> object:
             shake_hands(end, time.monotonic() + _TIMEOUT_S)
             end.settimeout(_TIMEOUT_S)
             end.sendall(b"x")
-            assert end.recv(1) == b"x", "the other end has hung up"
+            assert end.recv(1) == b"x", "the other end has closed the connection"
         except (NotRaypd, OSError, AssertionError) as error:
             end.close()
             return error

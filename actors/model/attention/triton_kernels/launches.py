@@ -86,7 +86,7 @@ class CachePlace:
 
     @property
     def numbers(self) -> list[int]:
-        """All of it, as operators take it."""
+        """All of these numbers, in the order in which operators take them."""
         return [self.start, self.head_stride, self.block_stride, self.block_size, self.num_kv_heads]
 
 

@@ -93,7 +93,7 @@ def test_a_limit_ends_capturing_and_larger_graphs_serve_smaller_batches(
     graphs, _ = capture(Recorder(), **limits)  # type: ignore[arg-type]  # one limit each
     assert graphs.sizes == sizes
     assert graphs.size_for(decoding(1)) == (sizes[0] if sizes else None)
-    assert graphs.summary.startswith("for " if sizes else "none: the time is over")
+    assert graphs.summary.startswith("for " if sizes else "none: the time limit is reached")
 
 
 def test_a_model_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,8 +55,11 @@ ALONE = AttemptRecord(
 
 
 def ended(*attempts: AttemptRecord, **given: Any) -> RequestRecord:
-    """The record of a request that has ended after 6.2 s, with these fields."""
+    """The record of a request that has ended, after 6.2 s unless given otherwise, with these fields."""
     fields: dict[str, Any] = {
+        "request_id": "r",
+        "tenant": "alice",
+        "arrived_at_s": 1000.0,
         "outcome": "length",
         "model_version": 1,
         "num_prompt_tokens": 100,
@@ -67,7 +70,7 @@ def ended(*attempts: AttemptRecord, **given: Any) -> RequestRecord:
         "duration_s": 6.2,
         "model": "tiny",
     }
-    return RequestRecord("r", "alice", "ingress-0", 1000.0, attempts=attempts or (HANDOFF,), **(fields | given))
+    return RequestRecord(ingress="ingress-0", attempts=attempts or (HANDOFF,), **(fields | given))
 
 
 def preempted(times: EngineTimes, *intervals: tuple[float, float]) -> EngineTimes:

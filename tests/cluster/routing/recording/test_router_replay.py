@@ -15,7 +15,7 @@ import pytest
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.errors import InvalidRecording
 from actors.recording.recording_file import RecordingFile, read_records
-from actors.recording.scheduler_replay import Replay
+from actors.recording.replay import Replay
 from actors.recording_config import DecisionRecordingConfig
 from cluster.errors import NoEngineAvailable
 from cluster.routing.recording.recorded_routing import RoutingRecorder
@@ -181,7 +181,7 @@ def test_what_is_no_recording_of_an_ingress_is_refused(tmp_path: Path) -> None:
 
     for change, message in (
         (other_version, "it has version 9"),
-        (headless, "it does not begin with an ingress's name"),
+        (headless, "it does not begin with the header of an ingress"),
         (twice, "record 4 is not possible here"),
         (unknown, r"record \d+ is not possible here: KeyError\(99\)"),
     ):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from cluster.routing.request_record import AttemptRecord, EngineTimes, RequestRecord, StatusAt
+from tests.cluster.observability.stories.story_samples import ended
 
 _QUEUED: Final = AttemptRecord(
     0.0015,
@@ -128,16 +129,14 @@ def slow_requests() -> list[RequestRecord]:
     ]
 
 
-def _record(arrived_s: float, name: str, attempt: AttemptRecord, num_prompt_tokens: int, **times: Any) -> RequestRecord:
-    return RequestRecord(
-        name,
-        "",
-        "ingress-0",
-        arrived_s,
-        "length",
-        model_version=1,
+def _record(
+    arrived_s: float, name: str, attempt: AttemptRecord, num_prompt_tokens: int, **times: float
+) -> RequestRecord:
+    return ended(
+        attempt,
+        request_id=name,
+        arrived_at_s=arrived_s,
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=attempt.num_new_tokens,
-        attempts=(attempt,),
         **times,
     )
