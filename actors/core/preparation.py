@@ -15,6 +15,7 @@ from actors.core.queue.request_queue import RequestQueue
 from actors.core.requests.adapter import Adapter, AdapterCommands, AdapterStats
 from actors.core.requests.request import Request
 from actors.core.requests.request_status import RequestStatus
+from actors.core.requests.structured_output import GrammarStats
 
 
 class Preparation:
@@ -94,6 +95,10 @@ class Preparation:
     def adapter_stats(self) -> AdapterStats | None:
         """Return a snapshot of the adapters; None if the engine serves none."""
         return None if self.adapters is None else self.adapters.make_stats()
+
+    def grammar_stats(self) -> GrammarStats | None:
+        """Return a snapshot of the compilations of grammars; None if the engine compiles none."""
+        return self.grammars.make_stats()
 
     def check_integrity(self) -> None:
         """Raise IntegrityError if the adapters' bookkeeping contradicts itself."""

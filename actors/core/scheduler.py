@@ -353,6 +353,7 @@ class Scheduler:
             transfer_stats=self.remote.transfer_stats,
             store_stats=self.remote.store_stats,
             adapter_stats=self.preparation.adapter_stats(),
+            grammar_stats=self.preparation.grammar_stats(),
             embedding_stats=replace(self.remote.embeddings.stats),
             load_report=self._load_meter.report(self.requests, self.remote, self.running, prefix),
         )

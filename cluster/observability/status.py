@@ -19,6 +19,7 @@ class EngineView:
     state:      the controller's name for its state; "connected" if only the ingress knows the engine
     stats:      its newest counters; None if none have come
     stats_at_s: Unix time in seconds at which these counters came
+    dtype:      data type that its model computes in; "" if that is not known yet
     """
 
     engine_id: str
@@ -37,6 +38,7 @@ class EngineView:
     linear_layers: str = ""
     cpu_threads: str = ""
     cuda_graphs: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from msgspec import Meta
 from actors.config import SpeculativeConfig
 from actors.core.outputs.step_stats import StepStats
 from actors.core.requests.adapter import AdapterStats
+from actors.core.requests.structured_output import GrammarStats
 from actors.costs.step_cost_model import StepCostModel
 from kv_transfer.connector.store_steps import StoreStats
 from kv_transfer.link_load import LinkLoads
@@ -144,6 +145,7 @@ class SchedulerStats:
     transfer_stats: TransferStats | None = None
     store_stats: StoreStats | None = None
     adapter_stats: AdapterStats | None = None
+    grammar_stats: GrammarStats | None = None
     embedding_stats: EmbeddingStats | None = None
     load_report: LoadReport | None = None
     step_stats: StepStats | None = None

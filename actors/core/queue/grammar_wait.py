@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from actors.core.queue.removable_heap import RemovableHeap
 from actors.core.requests.request import Request
 from actors.core.requests.request_status import RequestStatus
-from actors.core.requests.structured_output import GrammarFailure, StructuredOutputManager
+from actors.core.requests.structured_output import GrammarFailure, GrammarStats, StructuredOutputManager
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,10 @@ class GrammarWait:
         self._take(request.request_id)
         if self._manager is not None and request.sampling_params.structured_output is not None:
             self._manager.release(request.request_id)
+
+    def make_stats(self) -> GrammarStats | None:
+        """Return a snapshot of the compilations' counters; None without a manager."""
+        return None if self._manager is None else self._manager.make_stats()
 
     def next_deadline(self) -> float | None:
         """Return the engine's clock at the first deadline, in seconds."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Protocol
 
 import numpy as np
+from msgspec import Meta
 
 from actors.core.requests.request import Request
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.requests.token_rules import TokenRules
+from kv_transfer.message_ranges import MAX_KINDS, Clock, Total, Word
+
+COMPILE_FAILURES: Final = ("wrong", "too_slow", "too_large", "no_compiler")
+"""Why compilations fail: the grammar is wrong, it takes too much time or memory, or no compiler can be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,22 @@ class GrammarFailure:
 
     reason: str
     is_requests_fault: bool = True
+
+
+@dataclass(slots=True)
+class GrammarStats:
+    """The compilations of an engine's grammars. Totals count from the engine's start.
+
+    num_compiled: compilations that gave a grammar
+    num_failed:   compilations that failed, by COMPILE_FAILURES
+    num_cached:   requests whose grammar, or its refusal, was known from a compilation before
+    compile_s:    time of all compilations, failed ones included
+    """
+
+    num_compiled: Total = 0
+    num_failed: Annotated[dict[Word, Total], Meta(max_length=MAX_KINDS)] = field(default_factory=dict)
+    num_cached: Total = 0
+    compile_s: Clock = 0.0
 
 
 class StructuredOutputManager(Protocol):
@@ -53,6 +74,9 @@ class StructuredOutputManager(Protocol):
 
     def release(self, request_id: str) -> None:
         """Forget a request that has ended, even if its grammar is still being compiled. Unknown ids are ignored."""
+
+    def make_stats(self) -> GrammarStats:
+        """Return a snapshot of the counters."""
 
     def shutdown(self) -> None:
         """End all threads and processes, since the engine ends."""

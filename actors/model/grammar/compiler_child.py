@@ -2,7 +2,7 @@
 
 FD is a file descriptor, one end of the connection to the engine (bounded_child.py). The engine sends the serialized
 vocabulary first, then tasks. A task is [kind, value] in JSON, as in StructuredOutputParams. The answer is COMPILED and
-the serialized grammar, or REFUSED and the reason.
+the serialized grammar, or REFUSED or TOO_LARGE and the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import xgrammar
 
-from actors.model.grammar.compiler_process import COMPILED, REFUSED
+from actors.model.grammar.compiler_process import COMPILED, REFUSED, TOO_LARGE
 from actors.process.bounded_child import work
 
 _SOURCE_PLACE: Final = re.compile(r"\[\d\d:\d\d:\d\d\] \S+?:\d+: ")
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whitespace: int) -> bytes:
-    """Compile one grammar. Returns COMPILED and the serialized grammar, or REFUSED and the reason."""
+    """Compile one grammar. Returns COMPILED and the serialized grammar, or REFUSED or TOO_LARGE and why."""
     try:
         compiled = _compile(compiler, kind, value, max_whitespace)
         if not _has_beginning(compiled):
@@ -50,7 +50,7 @@ def answer(compiler: xgrammar.GrammarCompiler, kind: str, value: str, max_whites
     except (MemoryError, RuntimeError, ValueError, TypeError) as error:
         words = " ".join(_SOURCE_PLACE.sub("", str(error)).split())
         if isinstance(error, MemoryError) or "std::bad_alloc" in words:
-            words = "it takes too much memory to compile"
+            return TOO_LARGE + b"it takes too much memory to compile"
         return REFUSED + words[:_MAX_REASON_CHARS].encode(errors="replace")
 
 

@@ -9,11 +9,12 @@ from typing import Final
 
 from actors.config import GrammarConfig
 from actors.core.requests.sampling_params import StructuredOutputParams
-from actors.model.grammar.errors import CompilerUnusable, GrammarRefused
+from actors.model.grammar.errors import CompilerUnusable, GrammarRefused, GrammarTooLarge, GrammarTooSlow
 from actors.process.bounded_process import BoundedProcess, ProcessDied, ProcessLimits, ProcessTooSlow, ProcessUnusable
 
 COMPILED: Final = b"c"
 REFUSED: Final = b"r"
+TOO_LARGE: Final = b"l"
 _CHILD: Final = (sys.executable, "-m", "actors.model.grammar.compiler_child")
 
 
@@ -40,14 +41,14 @@ class CompilerProcess:
         try:
             answer = self._process.ask(task, lambda: vocabulary().encode())
         except ProcessTooSlow as error:
-            raise GrammarRefused(f"it takes longer than {self._timeout_s:g} s to compile") from error
+            raise GrammarTooSlow(f"it takes longer than {self._timeout_s:g} s to compile") from error
         except ProcessDied as error:
-            raise GrammarRefused("it is too large, or takes too much memory, to compile") from error
+            raise GrammarTooLarge("it is too large, or takes too much memory, to compile") from error
         except ProcessUnusable as error:
             raise CompilerUnusable(str(error)) from error
-        text = answer[1:].decode()
-        if answer[:1] != COMPILED:
-            raise GrammarRefused(text)
+        kind, text = answer[:1], answer[1:].decode()
+        if kind != COMPILED:
+            raise GrammarTooLarge(text) if kind == TOO_LARGE else GrammarRefused(text)
         return text
 
     def close(self) -> None:

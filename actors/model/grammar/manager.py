@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -21,10 +22,10 @@ import numpy as np
 
 from actors.config import GrammarConfig
 from actors.core.requests.sampling_params import StructuredOutputParams
-from actors.core.requests.structured_output import GrammarFailure
+from actors.core.requests.structured_output import COMPILE_FAILURES, GrammarFailure, GrammarStats
 from actors.model.grammar.cache import GrammarCache
 from actors.model.grammar.compiler_process import CompilerProcess
-from actors.model.grammar.errors import CompilerUnusable, GrammarError, GrammarRefused
+from actors.model.grammar.errors import CompilerUnusable, GrammarError, GrammarRefused, GrammarTooLarge, GrammarTooSlow
 from actors.model.grammar.vocabulary import LazyVocabulary, deserialize_grammar, load_vocabulary
 from actors.process.cpu_binding import run_on_any_core
 
@@ -42,6 +43,14 @@ class _Waiter:
 
     request_id: str
     output_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Compilation:
+    """The end of a compilation. compiled: the grammar, or why there is none; seconds: how long the compilation took"""
+
+    compiled: xgrammar.CompiledGrammar | GrammarError
+    seconds: float
 
 
 class XGrammarManager:
@@ -63,7 +72,9 @@ class XGrammarManager:
         self._threads = ThreadPoolExecutor(
             config.num_compilers, thread_name_prefix="grammar", initializer=run_on_any_core
         )
-        self._compiled: deque[tuple[StructuredOutputParams, xgrammar.CompiledGrammar | GrammarError | None]] = deque()
+        self._compiled: deque[tuple[StructuredOutputParams, _Compilation | None]] = deque()
+        """Ended compilations; None instead of one that was not begun, since nobody waited any more."""
+        self._stats = GrammarStats(num_failed=dict.fromkeys(COMPILE_FAILURES, 0))
         self._cache = GrammarCache(config.cache_mib << 20)
         self._waiters: dict[StructuredOutputParams, dict[str, _Waiter]] = {}
         self._ready: dict[str, GrammarFailure | None] = {}
@@ -95,6 +106,7 @@ class XGrammarManager:
         """
         waiter = _Waiter(request_id, tuple(output_token_ids))
         if (known := self._cache.get(params)) is not None:
+            self._stats.num_cached += 1
             self._answer(waiter, params, known)
         elif (others := self._waiters.get(params)) is not None:
             others[request_id] = waiter
@@ -105,13 +117,15 @@ class XGrammarManager:
     def take_compiled(self) -> dict[str, GrammarFailure | None]:
         """Return the requests whose compilation ended since the last call: None, or why it failed, by request id."""
         while self._compiled:
-            params, compiled = self._compiled.popleft()
+            params, ended = self._compiled.popleft()
             waiters = self._waiters.pop(params)
-            if compiled is None:
+            if ended is None:
                 if waiters:
                     self._waiters[params] = waiters
                     self._threads.submit(self._compile, params)
                 continue
+            self._count(ended)
+            compiled = ended.compiled
             if not isinstance(compiled, CompilerUnusable):
                 self._cache.put(params, compiled)
             for waiter in waiters.values():
@@ -144,6 +158,10 @@ class XGrammarManager:
         for waiters in self._waiters.values():
             waiters.pop(request_id, None)
 
+    def make_stats(self) -> GrammarStats:
+        """Return a snapshot of the counters."""
+        return replace(self._stats, num_failed=dict(self._stats.num_failed))
+
     def shutdown(self) -> None:
         """End the compilers."""
         for compiler in self._compilers:
@@ -172,9 +190,18 @@ class XGrammarManager:
 
     def _compile(self, params: StructuredOutputParams) -> None:
         """Compile on a thread of the pool, unless all requests that waited for this grammar have ended."""
+        began_s = time.perf_counter()
         compiled = self._try_to_compile(params) if self._waiters[params] else None
-        self._compiled.append((params, compiled))
+        seconds = time.perf_counter() - began_s
+        self._compiled.append((params, None if compiled is None else _Compilation(compiled, seconds)))
         self._on_ready()
+
+    def _count(self, ended: _Compilation) -> None:
+        self._stats.compile_s += ended.seconds
+        if isinstance(ended.compiled, GrammarError):
+            self._stats.num_failed[_reason(ended.compiled)] += 1
+        else:
+            self._stats.num_compiled += 1
 
     def _try_to_compile(self, params: StructuredOutputParams) -> xgrammar.CompiledGrammar | GrammarError:
         compiler = self._idle.get_nowait()
@@ -189,3 +216,16 @@ class XGrammarManager:
             return CompilerUnusable(f"{type(error).__name__}: {error}")
         finally:
             self._idle.put(compiler)
+
+
+def _reason(error: GrammarError) -> str:
+    """Return which of COMPILE_FAILURES an error is."""
+    match error:
+        case GrammarTooSlow():
+            return "too_slow"
+        case GrammarTooLarge():
+            return "too_large"
+        case GrammarRefused():
+            return "wrong"
+        case _:
+            return "no_compiler"

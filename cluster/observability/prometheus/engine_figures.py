@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 
 from actors.core.outputs.scheduler_stats import WAIT_REASONS, SchedulerStats
 from actors.core.outputs.step_stats import STEP_SECONDS, STEP_TOKENS, StepStats
+from actors.core.requests.structured_output import COMPILE_FAILURES
 from cluster.observability.prometheus.bounded_names import OTHER
 from cluster.observability.prometheus.declaration import Declaration, counter, gauge, histogram
 from cluster.observability.prometheus.histogram import Histogram
@@ -111,6 +112,15 @@ def _adapter_changes(stats: SchedulerStats) -> Values:
         ("failed",): adapters.num_failed_loads,
         ("evicted",): adapters.num_evictions,
     }
+
+
+def _grammars(name: str) -> Callable[[SchedulerStats], Values]:
+    return lambda stats: None if stats.grammar_stats is None else float(getattr(stats.grammar_stats, name))
+
+
+def _grammar_failures(stats: SchedulerStats) -> Values:
+    grammars = stats.grammar_stats
+    return None if grammars is None else {(why,): grammars.num_failed.get(why, 0) for why in COMPILE_FAILURES}
 
 
 def _images(stats: SchedulerStats) -> Values:
@@ -267,6 +277,29 @@ FIGURES: Final = (
         "raypd_engine_store_load_seconds_total", "Time that loads from stores have taken.", _stores("load_s"), unit="s"
     ),
     _counted(
+        "raypd_engine_grammar_compiles_total",
+        "Grammars of structured output that the engine has compiled.",
+        _grammars("num_compiled"),
+    ),
+    _counted(
+        "raypd_engine_grammar_compile_failures_total",
+        "Compilations of grammars that failed. reason: wrong (the compiler refuses the grammar), too_slow or too_large "
+        "(it takes too much time or memory), no_compiler (the compiler or the tokenizer cannot be used).",
+        _grammar_failures,
+        "reason",
+    ),
+    _counted(
+        "raypd_engine_grammar_cached_total",
+        "Requests whose grammar, or its refusal, was known from a compilation before.",
+        _grammars("num_cached"),
+    ),
+    _counted(
+        "raypd_engine_grammar_compile_seconds_total",
+        "Time that compilations of grammars have taken, failed ones included.",
+        _grammars("compile_s"),
+        unit="s",
+    ),
+    _counted(
         "raypd_engine_image_embeddings_total",
         "Images whose embeddings came from an encode engine, failed to come, were sent to others, and were not sent.",
         _images,
@@ -289,7 +322,7 @@ INFO: Final = gauge(
     "raypd_engine_info",
     "1 for each engine, with facts about it as labels.",
     *_LABELS,
-    *("incarnation", "model_version", "block_size", "kv_transport", "attention_backend", "node"),
+    *("incarnation", "model_version", "dtype", "block_size", "kv_transport", "attention_backend", "node"),
 )
 DECLARATIONS: Final = (*(one.declaration for one in FIGURES), STEP_DURATION, STEP_SIZE, INFO)
 
@@ -339,6 +372,7 @@ def _facts(engine: EngineView) -> tuple[str, ...]:
         *_labels(engine),
         str(engine.incarnation),
         str(engine.model_version),
+        engine.dtype,
         block_size,
         engine.kv_transport,
         engine.attention_backend,

@@ -17,7 +17,7 @@ from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.outputs.scheduler_output import SchedulerOutput
 from actors.core.requests.multimodal import MultiModalFeature
 from actors.core.requests.sampling_params import StructuredOutputParams
-from actors.core.requests.structured_output import GrammarFailure
+from actors.core.requests.structured_output import GrammarFailure, GrammarStats
 from actors.core.scheduler import Scheduler
 from actors.core.vllm_view import scheduled_cached_reqs
 from kv_transfer.connector.keys import TransferKey
@@ -304,6 +304,9 @@ class FakeGrammars:
 
     def release(self, request_id: str) -> None:
         self.released.append(request_id)
+
+    def make_stats(self) -> GrammarStats:
+        return GrammarStats(num_compiled=len(self.released))
 
     def shutdown(self) -> None:
         self.compiling.clear()

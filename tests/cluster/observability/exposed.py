@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors.core.outputs.scheduler_stats import EmbeddingStats, PrefixCacheStats, SchedulerStats, SpecDecodingStats
 from actors.core.outputs.step_stats import StepStats
 from actors.core.requests.adapter import AdapterStats
+from actors.core.requests.structured_output import GrammarStats
 from actors.costs.step_cost_model import Residuals, StepCostModel
 from actors.costs.step_shape import NUM_FEATURES
 from cluster.errors import Overloaded
@@ -45,6 +46,7 @@ STATS: Final = SchedulerStats(
     store_stats=StoreStats(num_saved_blocks=9),
     embedding_stats=EmbeddingStats(num_received=41, num_failed=12, num_sent=17, num_not_sent=19),
     adapter_stats=AdapterStats(["sql", "chat"], num_waiting_reqs=2, num_loads=11, num_failed_loads=3, num_evictions=6),
+    grammar_stats=GrammarStats(num_compiled=8, num_failed={"wrong": 2}, num_cached=31, compile_s=1.5),
     spec_decoding_stats=SpecDecodingStats(
         4, num_drafts=50, num_draft_tokens=90, num_accepted_tokens=63, num_accepted_tokens_per_pos=[44, 19]
     ),

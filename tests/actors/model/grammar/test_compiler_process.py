@@ -17,7 +17,7 @@ import pytest
 from actors.config import GrammarConfig
 from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.model.grammar.compiler_process import CompilerProcess
-from actors.model.grammar.errors import CompilerUnusable, GrammarRefused
+from actors.model.grammar.errors import CompilerUnusable, GrammarRefused, GrammarTooLarge, GrammarTooSlow
 
 _CHILD = """
 import os, sys, threading
@@ -31,6 +31,9 @@ while True:
         threading.Event().wait()
     if b"die" in task:
         os._exit(1)
+    if b"memory" in task:
+        connection.send_bytes(b"lit takes too much memory")
+        continue
     padding = b"." * task.count(b"large") * 2_000_000
     connection.send_bytes(b"c" + vocabulary + b" " + str(os.getpid()).encode() + padding)
 """
@@ -64,19 +67,30 @@ def test_it_starts_once(compiler: CompilerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
-    [("hang", "longer than 2 s to compile"), ("die", "too much memory"), ("large", "too large")],
+    ("value", "words", "kind"),
+    [
+        ("hang", "longer than 2 s to compile", GrammarTooSlow),
+        ("die", "too much memory", GrammarTooLarge),
+        ("large", "too large", GrammarTooLarge),
+    ],
 )
 def test_a_grammar_that_is_too_much_for_it_is_refused_and_the_next_one_is_not(
-    value: str, words: str, compiler: CompilerProcess
+    value: str, words: str, kind: type[GrammarRefused], compiler: CompilerProcess
 ) -> None:
     first, began_s = pid_of(compiler), time.monotonic()
-    with pytest.raises(GrammarRefused, match=words):
+    with pytest.raises(kind, match=words):
         compiler.compile(grammar(value), lambda: "words")
     assert time.monotonic() - began_s < MOST_S
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     assert pid_of(compiler) != first
+
+
+def test_a_grammar_whose_compiler_has_no_memory_left_is_too_large(compiler: CompilerProcess) -> None:
+    first = pid_of(compiler)
+    with pytest.raises(GrammarTooLarge, match="it takes too much memory"):
+        compiler.compile(grammar("memory"), lambda: "words")
+    assert pid_of(compiler) == first
 
 
 def test_closing_it_ends_the_process_and_whoever_waits() -> None:

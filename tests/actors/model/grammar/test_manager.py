@@ -19,7 +19,7 @@ from actors.core.requests.sampling_params import StructuredOutputParams
 from actors.core.requests.structured_output import GrammarFailure
 from actors.model.grammar import manager as manager_module
 from actors.model.grammar.cache import GrammarCache
-from actors.model.grammar.errors import CompilerUnusable
+from actors.model.grammar.errors import CompilerUnusable, GrammarError, GrammarTooLarge, GrammarTooSlow
 from actors.model.grammar.manager import XGrammarManager
 from tests.checkpoints import EOS_TOKEN_ID, VOCAB_SIZE
 from tests.structured import CompilerInProcess
@@ -46,6 +46,7 @@ class HeldCompiler(CompilerInProcess):
     has_begun: threading.Event = field(default_factory=threading.Event)
     compiled: list[str] = field(default_factory=list)
     is_broken: bool = False
+    error: GrammarError | None = None
 
     def __post_init__(self) -> None:
         super().__init__(self.config)
@@ -57,6 +58,8 @@ class HeldCompiler(CompilerInProcess):
         assert self.may_go_on.wait(TIMEOUT_S)
         if self.is_broken:
             raise CompilerUnusable("it does not start")
+        if self.error is not None:
+            raise self.error
         return super().compile(params, vocabulary)
 
 
@@ -199,6 +202,26 @@ def test_a_request_goes_on_after_the_tokens_that_it_came_with(grammars: Grammars
     assert grammars.manager.take_compiled() == {
         "s": GrammarFailure(f"the grammar does not allow token {b} after 0 tokens")
     }
+
+
+def test_compilations_are_counted_with_why_they_failed_and_those_that_were_not_needed(grammars: Grammars) -> None:
+    grammars.make("a", regex("x"))
+    grammars.start("again", regex("x"))
+    grammars.start("b", regex("(x"))
+    grammars.wait()
+    grammars.start("again wrong", regex("(x"))
+    for number, error in enumerate([GrammarTooSlow("too slow"), GrammarTooLarge("too large"), GrammarTooLarge("more")]):
+        grammars.compiler.error = error
+        grammars.start(f"c{number}", regex(f"y{number}"))
+        grammars.wait()
+    grammars.compiler.is_broken = True
+    grammars.start("d", regex("z"))
+    grammars.wait()
+    stats = grammars.manager.make_stats()
+    assert stats.num_compiled == 1
+    assert stats.num_failed == {"wrong": 1, "too_slow": 1, "too_large": 2, "no_compiler": 1}
+    assert stats.num_cached == 2
+    assert stats.compile_s > 0
 
 
 def test_special_tokens_are_no_text(grammars: Grammars) -> None:

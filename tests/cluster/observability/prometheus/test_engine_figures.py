@@ -15,7 +15,7 @@ from cluster.observability.status import EngineView
 from kv_transfer.transfer_stats import TransferStats
 from tests.cluster.observability.exposed import STATS
 
-DECODE = EngineView("decode-0", 2, "decode", "ready", kv_transport="tcp", node="n", stats=STATS)
+DECODE = EngineView("decode-0", 2, "decode", "ready", kv_transport="tcp", node="n", dtype="bfloat16", stats=STATS)
 
 
 def series(*engines: EngineView) -> dict[str, dict[tuple[str, ...], float]]:
@@ -36,7 +36,13 @@ def test_counters_become_series_with_the_engine_and_its_role() -> None:
     assert found["raypd_engine_adapter_changes_total"][*engine, "evicted"] == 6
     assert found["raypd_engine_store_blocks_total"][*engine, "saved"] == 9
     assert found["raypd_engine_image_embeddings_total"][*engine, "not_sent"] == 19
-    assert found["raypd_engine_info"] == {(*engine, "2", "1", "16", "tcp", "", "n"): 1}
+    assert found["raypd_engine_info"] == {(*engine, "2", "1", "bfloat16", "16", "tcp", "", "n"): 1}
+    assert found["raypd_engine_grammar_compiles_total"] == {engine: 8}
+    assert found["raypd_engine_grammar_compile_failures_total"] == {
+        (*engine, why): 2 * (why == "wrong") for why in ("wrong", "too_slow", "too_large", "no_compiler")
+    }
+    assert found["raypd_engine_grammar_cached_total"] == {engine: 31}
+    assert found["raypd_engine_grammar_compile_seconds_total"] == {engine: 1.5}
     assert found["raypd_transfer_oldest_pin_seconds"] == {engine: 61}
     assert found["raypd_transfer_seconds_total"] == {engine: 0.5}
 
@@ -54,7 +60,11 @@ def test_steps_are_histograms_of_the_engine() -> None:
 
 def test_an_engine_without_a_feature_has_no_series_of_it() -> None:
     found = series(replace(DECODE, stats=SchedulerStats()))
-    assert not {name for name in found if "draft" in name or "store" in name or "adapter" in name or "image" in name}
+    assert not {
+        name
+        for name in found
+        if "draft" in name or "store" in name or "adapter" in name or "image" in name or "grammar" in name
+    }
     assert found["raypd_engine_preemptions_total"] == {("decode-0", "decode"): 0}
 
 
