@@ -303,7 +303,7 @@ class GenerateClient:
         return list(response.engine_ids)
 
     async def drain(self, engine_id: str, *, for_good: bool = False, timeout_s: float | None = None) -> None:
-        """Take an engine out of service once its requests have ended or moved. Raises CallFailed.
+        """Take an engine out of service once its requests have ended or migrated. Raises CallFailed.
 
         The method returns when the engine gets no new requests.
         for_good: True: the cluster wants one engine less; False: a new incarnation of the engine replaces it

@@ -139,7 +139,7 @@ def _preemptions(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s
     for attempt in record.attempts:
         if attempt.moved_s and record.itl_max_s:
             route = " to ".join(attempt.decode_engine_ids)
-            text = f"{attempt.decode_engine_ids[0]} had no free blocks: moved from {route}"
+            text = f"{attempt.decode_engine_ids[0]} had no free blocks: migrated from {route}"
             yield _Loss(record.itl_max_s, f"{text}, with {in_words(record.itl_max_s)} between two tokens")
 
 

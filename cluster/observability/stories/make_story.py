@@ -82,7 +82,7 @@ def _events(record: RequestRecord, spans: tuple[PhaseSpan, ...]) -> Iterator[Sto
     for number, attempt in number_attempts(record):
         decoders = attempt.decode_engine_ids
         for moved_s, (left, taken) in zip(attempt.moved_s, itertools.pairwise(decoders), strict=False):
-            yield StoryEvent(EventKind.MOVED, moved_s, taken, number, f"moved from {left} to {taken}")
+            yield StoryEvent(EventKind.MOVED, moved_s, taken, number, f"migrated from {left} to {taken}")
         if attempt.prefill_failure:
             lost = [one for one in spans if one.attempt == number and one.engine_id == attempt.prefill_engine_id]
             at_s = (lost[-1].ended_s if lost else None) or attempt.began_s

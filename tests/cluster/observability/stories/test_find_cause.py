@@ -99,7 +99,7 @@ def test_an_attempt_that_nothing_followed_says_so() -> None:
 
 def test_a_move_is_named_by_the_gap_that_it_left() -> None:
     attempt = replace(HANDOFF, decode_engine_ids=("decode-0", "decode-1"), decode=None, moved_s=(4.0,))
-    expected = "decode-0 had no free blocks: moved from decode-0 to decode-1, with 2.00 s between two tokens"
+    expected = "decode-0 had no free blocks: migrated from decode-0 to decode-1, with 2.00 s between two tokens"
     assert cause(attempt, itl_max_s=2.0) == expected
 
 

@@ -149,7 +149,7 @@ def test_a_moved_request_decodes_at_one_engine_after_the_other() -> None:
         ("prefill", "decode-1", 3.9, 4.0),
         ("decode", "decode-1", 4.0, 6.0),
     ]
-    assert (story.num_moves, story.events[-1].text) == (1, "moved from decode-0 to decode-1")
+    assert (story.num_moves, story.events[-1].text) == (1, "migrated from decode-0 to decode-1")
 
 
 def live(attempt: AttemptRecord, in_flight_s: float, **given: object) -> RequestRecord:

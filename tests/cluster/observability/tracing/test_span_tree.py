@@ -117,7 +117,7 @@ def test_preemptions_and_moves_are_events_of_their_attempt() -> None:
     assert (event.name, event.at_ns, event.attributes["raypd.what"]) == (
         "moved",
         ARRIVED_NS + 4 * 10**9,
-        "moved from decode-0 to decode-1",
+        "migrated from decode-0 to decode-1",
     )
 
 

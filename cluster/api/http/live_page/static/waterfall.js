@@ -56,7 +56,7 @@ function factsOf(story) {
     facts.push(["KV transfer", `${sizes}, ${seconds(story.exposed_transfer_s)} of it waited for`]);
   }
   if (story.num_preemptions) facts.push(["preemptions", String(story.num_preemptions)]);
-  if (story.num_moves) facts.push(["moves", String(story.num_moves)]);
+  if (story.num_moves) facts.push(["migrations", String(story.num_moves)]);
   if (story.way) facts.push(["way", story.way.replaceAll("_", " ")]);
   if (story.error) facts.push(["error", story.error]);
   return facts;
