@@ -54,10 +54,7 @@ class ModelConfig(_Settings):
         "the next of them. Default: 1, 2, 4, 8, 16, 24 and so on up to 256, as far as scheduler.max_num_seqs goes.",
     )
     cuda_graph_time_s: float = Field(
-        60.0,
-        gt=0,
-        description="Seconds after which an engine that starts captures no further CUDA graphs. It captures the graph "
-        "of the largest batch first.",
+        60.0, gt=0, description="Seconds after which no further CUDA graphs are captured; the largest come first."
     )
     cuda_graph_memory_gib: float = Field(
         1.0, gt=0, description="Memory that is kept free of KV for CUDA graphs, in GiB; no more are captured beyond it."
@@ -382,11 +379,7 @@ EngineRoleName: TypeAlias = Literal["prefill", "decode", "both", "encode"]
 
 
 class EngineConfig(_Settings):
-    """All settings of one engine.
-
-    role:  the role that the engine begins with
-    itl_s: the inter-token latency that the engine's steps aim at
-    """
+    """All settings of one engine. role: the role that it begins with; itl_s: its aim for the inter-token latency."""
 
     model: ModelConfig
     cache: CacheConfig = CacheConfig()
