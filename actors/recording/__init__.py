@@ -1,1 +1,1 @@
-"""Records what an engine's scheduler is told and what it decides, and decides the same once more from the recording."""
+"""Records the calls of an engine's scheduler and what it decides, and replays the recording."""

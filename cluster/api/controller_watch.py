@@ -14,7 +14,7 @@ from cluster.observability.status import ControllerView
 
 _TIMEOUT_S: Final = 2.0
 _INTERVAL_S: Final = 5.0
-"""Between two questions: the states of engines change rarely, and their counters come over sessions."""
+"""Seconds between two questions: the states of engines change rarely, and their counters come over sessions."""
 
 
 class ControllerWatch:

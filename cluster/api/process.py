@@ -61,7 +61,7 @@ _CANARY_TIMEOUT_S = 60.0
 _CANARY_ENGINE_TIMEOUT_S = 10.0
 """An engine that has just started may stay silent for longer than one that serves."""
 _TRACE_TIMEOUT_S = 2.0
-"""A drain waits so long for the disk that the request trace is on."""
+"""How long a drain waits for the disk that the request trace is on."""
 
 
 class IngressProcess:

@@ -181,7 +181,7 @@ class WorkPrices(msgspec.Struct, frozen=True):
 
 _NUM_AVERAGED: Final = 50
 _MAX_WINDOWS: Final = 10
-"""So many ended requests say how long outputs are, and how much of prompts is cached; older windows do not."""
+"""The number of ended requests that suffices to tell output lengths and cached parts; older windows are left out."""
 
 
 def mean_context(requests: Sequence[OfferedRequest]) -> float:

@@ -21,9 +21,9 @@ _LONGEST_S: Final = 1e6
 """JSON has no infinity."""
 _NUM_ROUNDS: Final = 4
 _NUM_NEAR: Final = 2
-"""So many neighbours of each cost are estimated."""
+"""How many neighbours of each cost are estimated."""
 _NEARLY: Final = 0.01
-"""A fleet whose attainment is so little below another's serves as well."""
+"""The largest difference in attainment with which two fleets count as serving equally well."""
 
 
 class FleetChoice:

@@ -24,7 +24,7 @@ from cluster.planning.plan_record import PlanInputs, PlanSettings
 
 _SLICE_S: Final = 60.0
 _BUSY_PART: Final = 0.9
-"""The plan is for the work of the busiest slices but a tenth of them."""
+"""The quantile of the work of slices that the plan is for: only a tenth of the slices have more."""
 _NUM_HALVINGS: Final = 8
 _MOST_GROWTH: Final = 8.0
 _Z: Final = 1.28

@@ -43,7 +43,7 @@ _SHARE_MEMORY_S: Final = 10.0
 _REQUESTS_MEMORY_S: Final = 10.0
 """The time over which requests of this ingress and of all are counted."""
 _PRIOR_REQUESTS: Final = 8.0
-"""So many requests count as this ingress's own before the first report, so that a few others mean little."""
+"""The number of requests that count as this ingress's own before the first report: a few others mean little then."""
 MAX_FACTOR: Final = 64.0
 
 

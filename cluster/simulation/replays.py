@@ -1,4 +1,4 @@
-"""Replays recordings of decisions: the production schedulers and routers decide once more what they were told."""
+"""Replays recordings of decisions: the production schedulers and routers get the recorded calls again."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _MIN_PER_BIN: Final = 2.0
 
 _TOLERANCE: Final = 0.01
 _MIN_SHARE: Final = 0.95
-"""So many of the gaps between bins are multiples of their width, to within the tolerance: clocks drift a little."""
+"""The share of the gaps between bins that are about multiples of the bins' width: clocks drift a little."""
 
 _ParsedT = TypeVar("_ParsedT")
 _Times: TypeAlias = NDArray[np.float64]

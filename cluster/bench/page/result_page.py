@@ -26,7 +26,7 @@ from cluster.bench.summary import DEFINITIONS
 from cluster.errors import InvalidConfig
 
 _NUM_STEPS: Final = 200
-"""Into so many equal times a run is divided for the plots over time."""
+"""The number of equal times into which a run is divided for the plots over time."""
 _CSP: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 

@@ -1,4 +1,4 @@
-"""Turns the story of a request into the phases of one bar: what the request was about at each moment."""
+"""Turns the story of a request into the phases of one bar: what happened to the request at each moment."""
 
 from __future__ import annotations
 

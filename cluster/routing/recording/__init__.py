@@ -1,1 +1,1 @@
-"""Records what an ingress's routers are told and what they choose, and chooses once more from the recording."""
+"""Records the calls of an ingress's routers and what they choose, and replays the recording."""

@@ -1,4 +1,4 @@
-"""Routers, a load book and prefix indexes that write down what they are told and what they choose.
+"""Routers, a load book and prefix indexes that record their calls and what they choose.
 
 The choices are those of the router within; an ingress has these in place of the plain ones if it records its decisions.
 """
@@ -47,11 +47,11 @@ from cluster.routing.recording.router_events import (
 
 logger = logging.getLogger(__name__)
 _MAX_PROMPTS: Final = 1 << 16
-"""The prompts of so many requests under way are written once; those of others, more often."""
+"""The number of requests under way whose prompts are written only once; those of others are written with each call."""
 
 
 class RoutingRecorder:
-    """The recording of one ingress, and the numbers of what it has records about."""
+    """The recording of one ingress, and the numbers that its records have for sessions, indexes and routers."""
 
     def __init__(self, file: RecordingFile, ingress: str, hash_key: BlockHashKey) -> None:
         self.clock = ReadClock()
@@ -83,7 +83,7 @@ class RoutingRecorder:
     def make_router(
         self, router: Router, index: PrefixIndex, block_size: int, mode: RoutingMode, *, is_aggregated: bool
     ) -> Router:
-        """Return a router that records what this one chooses."""
+        """Return a router that chooses as the given one does, and records its calls."""
         assert isinstance(index, RecordedPrefixIndex), "an ingress that records has recorded indexes"
         self._num_routers += 1
         self.note(RouterMade(self._num_routers, index.number, block_size, mode, is_aggregated))

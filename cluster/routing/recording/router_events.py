@@ -29,7 +29,7 @@ _Numbers: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
 
 @dataclass(frozen=True, slots=True)
 class RouterHeader:
-    """The first record. version: of the form; hash_key: of the block hashes, so that they come out the same"""
+    """The first record. version: number of the format; hash_key: of the block hashes, which a replay computes again"""
 
     version: Count
     ingress: WireName

@@ -15,7 +15,7 @@ from cluster.simulation.timing.step_times import StepTimes
 
 _CONTEXTS: Final = (64, 1024, 8192)
 _NUM_ROUNDS: Final = 24
-"""So often each shape comes: a model is sure after 64 steps, and there may be as few as three shapes of a kind."""
+"""How often each shape comes: a model is sure after 64 steps, and there may be as few as three shapes of a kind."""
 
 
 def fit_step_costs(step_times: StepTimes, config: SchedulerConfig) -> StepCostModel:

@@ -32,7 +32,7 @@ from cluster.simulation.network.simulated_transfers import SimulatedTransfers
 from cluster.simulation.simulation_result import EngineTotals, FleetPoint
 
 _NUM_IDLE_LOOKS: Final = 2
-"""An engine that drains is idle after so many idle looks running, as in the controller."""
+"""The number of idle looks in a row after which a draining engine counts as idle, as in the controller."""
 
 
 class SimulatedFleet:
