@@ -62,6 +62,7 @@ class InProcessExecutor:
             linear_layers=runner.linear_layers,
             cpu_threads=str(runner.threads),
             cuda_graphs=runner.cuda_graphs,
+            left_out_inputs=runner.left_out_inputs,
         )
 
     @property

@@ -27,6 +27,7 @@ class ModelFacts:
     linear_layers: whether the order of their weights is oneDNN's, and why not, for display
     cpu_threads: number of torch's threads and their cores, or why they compute on any, for display
     cuda_graphs: the batch sizes that were captured, or why there are none, for display
+    left_out_inputs: the model's inputs that are not served, such as "images and sound", for display
     """
 
     max_model_len: int
@@ -46,6 +47,7 @@ class ModelFacts:
     linear_layers: str = ""
     cpu_threads: str = ""
     cuda_graphs: str = ""
+    left_out_inputs: str = ""
 
     @property
     def request_limits(self) -> RequestLimits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from actors.model.config.text_parts import SERVED_AS_TEXT
 from tests.checkpoints import VOCAB_SIZE
+from tests.multimodal import MultimodalClass
 
 
 @functools.cache
 def load_model(directory: Path) -> Any:  # a class that transformers chooses at run time
-    """The stock model, once for each checkpoint."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    """The stock model, once for each checkpoint; the whole one where raypd serves only its text part."""
+    model_type = json.loads((directory / "config.json").read_text())["model_type"]
+    auto_class: Any = MultimodalClass if model_type in SERVED_AS_TEXT else AutoModelForCausalLM
+    model = auto_class.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     model.generation_config.eos_token_id = None
     return model
 

@@ -35,6 +35,7 @@ from actors.model.config.config_rules import (
 from actors.model.config.limits import derive_max_model_len
 from actors.model.config.model_kind import ModelKind, kind_of
 from actors.model.config.support import attention_choice, refuse_unsupported
+from actors.model.config.text_parts import left_out_inputs
 from actors.model.dequantizing import finish_loading, with_plain_weights
 from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
 from actors.model.forward import FlatForward
@@ -69,6 +70,7 @@ class LoadedModel:
     split:         the linear layers of which this rank has only a part, by name
     vision_family: None if the model takes text only
     linear_layers: whether these are packed, and why, for display
+    left_out_inputs: the inputs that the whole model takes and that are not served, for display
     """
 
     forward: FlatForward
@@ -85,6 +87,7 @@ class LoadedModel:
     split: Mapping[str, SplitLinear] = field(default_factory=dict)
     vision_family: VisionFamily | None = None
     linear_layers: str = ""
+    left_out_inputs: str = ""
 
 
 def load_model(model_config: ModelConfig, group: TensorParallelGroup | None = None) -> LoadedModel:
@@ -120,6 +123,11 @@ def _build(
     directory: Path, model_config: ModelConfig, group: TensorParallelGroup | None
 ) -> tuple[PretrainedConfig, ModelShard]:
     config = read_config(directory, trust_remote_code=model_config.trust_remote_code)
+    if left_out := left_out_inputs(config):
+        logger.info(
+            "only the model's text part is served, and the weights for other inputs are not read",
+            extra={"architecture": architecture_name(config), "left_out": left_out},
+        )
     # A faulty generation file is refused before the weights are read.
     _read_generation_file(directory)
     # This builds a model too, for inspection.
@@ -188,6 +196,7 @@ def _finish(
         split=shard.split,
         vision_family=vision_family(config),
         linear_layers=linear_layers,
+        left_out_inputs=left_out_inputs(config),
     )
 
 

@@ -76,7 +76,7 @@ class ModelRunner:
         self._model = model
         self._attention = attention
         self.attention_backend, self.attention_reason = choice.kind.name.value, choice.reason
-        self.linear_layers = model.linear_layers
+        self.linear_layers, self.left_out_inputs = model.linear_layers, model.left_out_inputs
         self.threads = threads or StepThreads(0)
         """The threads of each step, from warm_up() on only where the results do not depend on them."""
         self._batch = batch

@@ -39,6 +39,7 @@ class EngineView:
     cpu_threads: str = ""
     cuda_graphs: str = ""
     dtype: str = ""
+    left_out_inputs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ class BlockingWorker:
         self.max_model_len, self.vocab_size, self.eos_token_ids, self.layout = 8, 8, (0,), None
         self.images = None
         self.attention_backend, self.attention_reason = "torch", ""
-        self.linear_layers = self.cuda_graphs = self.threads = ""
+        self.linear_layers = self.cuda_graphs = self.threads = self.left_out_inputs = ""
         self.dtype = "float32"
 
     def launch(self, scheduler_output: SchedulerOutput) -> WorkerStep:

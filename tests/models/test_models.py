@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.model.config.text_parts import SERVED_AS_TEXT
 from tests.models import children
 from tests.models.children import try_all
 from tests.models.table import PAGE, render, render_figures, row_of, rows_on_page
@@ -15,9 +16,10 @@ from tests.models.trial import ABILITIES, Outcome, try_model_type
 pytestmark = pytest.mark.usefixtures("shared_models")
 
 SAMPLE = ("gpt_oss", "falcon", "mamba", "deepseek_v32", "bart", "roberta")
+TEXT_PARTS = [pytest.param(name, marks=[] if name == "qwen3_5" else pytest.mark.more) for name in SERVED_AS_TEXT]
 
 
-@pytest.mark.parametrize("model_type", SAMPLE)
+@pytest.mark.parametrize("model_type", [*SAMPLE, *TEXT_PARTS])
 def test_the_page_says_the_truth_about_a_sample(model_type: str, tmp_path: Path) -> None:
     assert row_of(try_model_type(model_type, tmp_path)) == rows_on_page()[model_type]
 

@@ -9,6 +9,7 @@ from transformers import CONFIG_MAPPING, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from tests.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS, SLIDING_WINDOW, VOCAB_SIZE
+from tests.multimodal import ENCODERS
 
 MODEL_TYPES: Final = tuple(sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & set(CONFIG_MAPPING)))
 """All causal language model types of the installed transformers."""
@@ -70,8 +71,9 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     },
     "ctrl": {"dff": _INNER},
     "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
+    "gemma3n": ENCODERS["gemma3n"] | {"text_config": _SHARED_KV},
     "gemma3n_text": _SHARED_KV,
-    "gemma4": {"text_config": _SHARED_KV},
+    "gemma4": ENCODERS["gemma4"] | {"text_config": _SHARED_KV | {"use_bidirectional_attention": "vision"}},
     "gemma4_text": _SHARED_KV,
     "deepseek_v2": _LATENT | {"num_experts_per_tok": 2},
     "deepseek_v3": _LATENT,
@@ -83,6 +85,7 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
     "hunyuan_v1_moe": {"head_dim": _HEAD_DIM},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "llama4": ENCODERS["llama4"],
     "longcat_flash": _LATENT | {"head_dim": 8, "num_layers": 2, "zero_expert_num": 2, "expert_ffn_hidden_size": 32},
     "minicpm3": _LATENT,
     "ministral": {"head_dim": _HEAD_DIM},
@@ -104,6 +107,8 @@ _OVERRIDES: Final[dict[str, dict[str, Any]]] = {
         "chunk_size": 16,
         "moe_shared_expert_intermediate_size": 32,
     },
+    "qwen3_5": ENCODERS["qwen3_5"] | {"text_config": _DELTA},
+    "qwen3_5_moe": ENCODERS["qwen3_5_moe"] | {"text_config": _DELTA},
     "qwen3_5_moe_text": _DELTA,
     "qwen3_5_text": _DELTA,
     "qwen3_next": _DELTA,

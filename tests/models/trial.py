@@ -27,6 +27,7 @@ from actors.core.requests.sampling_params import SamplingParams
 from actors.model import loaded_runner
 from actors.model.cache.kv_cache import make_layout
 from actors.model.config.config_rules import reason_in_config
+from actors.model.config.text_parts import SERVED_AS_TEXT, as_text_part
 from actors.model.errors import UnsupportedModel
 from actors.model.forward import FlatForward
 from actors.model.loader import LoadedModel, load_model
@@ -36,6 +37,7 @@ from tests.actors.model.ranks import on_each_rank
 from tests.checkpoints import write_checkpoint
 from tests.engine_pair import EnginePair, engine_config
 from tests.models.tiny_configs import tiny_config
+from tests.multimodal import MultimodalClass
 from tests.reference import greedy_tokens, random_prompt
 
 OUTCOME: Final = "outcome of a trial: "
@@ -63,24 +65,25 @@ class Outcome:
 def try_model_type(model_type: str, directory: Path) -> Outcome:
     """Try a model type, with files in this directory, which is made."""
     config = tiny_config(model_type)
-    if (reason := reason_in_config(config)) is not None:
+    if (reason := reason_in_config(as_text_part(config))) is not None:
         return Outcome(model_type, reason=reason)
-    _assert_small(config)
+    auto_class: Any = MultimodalClass if model_type in SERVED_AS_TEXT else AutoModelForCausalLM
+    _assert_small(config, auto_class)
     config.save_pretrained(directory / "config")
     settings = ModelConfig(model=str(directory / "config"), load_format="dummy", dtype="float32", device="cpu")
     try:
         load_model(settings)
         # The class that is saved may have another config than the one that was tried.
-        checkpoint = write_checkpoint(tiny_config(model_type), directory / "checkpoint")
+        checkpoint = write_checkpoint(tiny_config(model_type), directory / "checkpoint", auto_class=auto_class)
         load_model(ModelConfig(model=str(checkpoint), dtype="float32", device="cpu"))
     except UnsupportedModel as refusal:
         return Outcome(model_type, reason=refusal.reason)
     return Outcome(model_type, tuple(name for check, _ in _CHECKS for name in check(checkpoint)))
 
 
-def _assert_small(config: PretrainedConfig) -> None:
+def _assert_small(config: PretrainedConfig, auto_class: Any) -> None:
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]  # left untyped
+        model = auto_class.from_config(config)
     num_parameters = model.num_parameters()
     assert num_parameters <= _MAX_PARAMETERS, f"its tiny config has {num_parameters} parameters"
 

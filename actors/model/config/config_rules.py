@@ -33,6 +33,7 @@ from actors.model.config.class_facts import (
     WITHOUT_ATTENTION_INTERFACE,
 )
 from actors.model.config.model_kind import ModelKind, has_class, kind_of
+from actors.model.config.text_parts import as_text_part
 from actors.model.errors import CheckpointError, UnsupportedModel
 from actors.model.multimodal.families import SERVED_FAMILIES, vision_family
 from kv_transfer.layout import rank_kv_heads
@@ -58,7 +59,10 @@ _CONFIG_ERRORS: Final = (OSError, ValueError, KeyError, TypeError, AttributeErro
 
 
 def read_config(directory: Path, *, trust_remote_code: bool) -> PretrainedConfig:
-    """Read config.json with transformers' config class. Raises CheckpointError if the file cannot be used."""
+    """Read config.json with transformers' config class; of a model that is served as a language model, its text part.
+
+    Raises CheckpointError if the file cannot be used.
+    """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
             directory, local_files_only=True, trust_remote_code=trust_remote_code
@@ -68,7 +72,7 @@ def read_config(directory: Path, *, trust_remote_code: bool) -> PretrainedConfig
         raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: {describe(error)}") from error
     if not isinstance(text, PretrainedConfig):
         raise CheckpointError(f"model: {directory / 'config.json'} cannot be used: its text_config is no object")
-    return config
+    return as_text_part(config)
 
 
 def architecture_name(config: PretrainedConfig) -> str:

@@ -174,10 +174,11 @@ def _refused_pairs(pairs: Sequence[admin_pb2.RefusedPair]) -> WideTable:
 
 
 def _choices(engines: Sequence[admin_pb2.EngineStatus]) -> list[WideTable]:
-    """Return what the engines chose to compute with, and why."""
+    """Return what the engines chose to compute with, and why; and which inputs they do not serve."""
     attention = [[one.engine_id, one.attention_backend, one.attention_reason] for one in engines]
     linears = [[one.engine_id, one.linear_layers] for one in engines]
     threads = [[one.engine_id, one.cpu_threads] for one in engines]
+    left_out = [[one.engine_id, one.left_out_inputs] for one in engines]
     graphs = [
         [one.engine_id, one.cuda_graphs, one.load.replayed_steps, one.load.steps - one.load.replayed_steps]
         for one in engines
@@ -186,6 +187,11 @@ def _choices(engines: Sequence[admin_pb2.EngineStatus]) -> list[WideTable]:
         ("attention over the KV cache", (" engine", " by", " why"), [row for row in attention if row[1]]),
         ("linear layers", (" engine", " weights"), [row for row in linears if row[1]]),
         ("threads", (" engine", " computes with"), [row for row in threads if row[1]]),
+        (
+            "served without its encoders",
+            (" engine", " inputs that are not served"),
+            [row for row in left_out if row[1]],
+        ),
         ("CUDA graphs", (" engine", " captured", "replayed steps", "eager steps"), [row for row in graphs if row[1]]),
     )
     return [WideTable(title, columns, rows) for title, columns, rows in tables if rows]

@@ -370,6 +370,7 @@ class EngineIncarnation:
             cpu_threads=self.ready.facts.cpu_threads if self.ready else "",
             cuda_graphs=self.ready.facts.cuda_graphs if self.ready else "",
             dtype=self.ready.facts.dtype if self.ready else "",
+            left_out_inputs=self.ready.facts.left_out_inputs if self.ready else "",
             stats=self._health.stats if self._health else None,
             stats_at_s=self._health_at_s,
         )

@@ -126,6 +126,15 @@ def test_what_an_engine_computes_with_is_shown_with_the_reason() -> None:
     assert "linear layers" not in rendered(VIEW), "engines that have not said it yet"
 
 
+def test_the_inputs_that_an_engine_does_not_serve_are_shown() -> None:
+    one, *others = VIEW.engines
+    shown = rendered(replace(VIEW, engines=(replace(one, left_out_inputs="images and sound"), *others)))
+    [row] = [line for line in shown.splitlines() if "images and sound" in line]
+    assert one.engine_id in row
+    assert "inputs that are not served" in shown
+    assert "not served" not in rendered(VIEW)
+
+
 def test_the_cuda_graphs_of_an_engine_are_shown_with_the_steps_that_they_computed() -> None:
     one, *others = VIEW.engines
     assert one.stats is not None
