@@ -16,7 +16,7 @@ from tests.models.trial import ABILITIES, Outcome, try_model_type
 pytestmark = pytest.mark.usefixtures("shared_models")
 
 SAMPLE = ("gpt_oss", "falcon", "mamba", "deepseek_v32", "bart", "roberta")
-TEXT_PARTS = [pytest.param(name, marks=[] if name == "qwen3_5" else pytest.mark.more) for name in SERVED_AS_TEXT]
+TEXT_PARTS = [pytest.param(name, marks=[] if name == "llama4" else pytest.mark.more) for name in SERVED_AS_TEXT]
 
 
 @pytest.mark.parametrize("model_type", [*SAMPLE, *TEXT_PARTS])
