@@ -15,11 +15,13 @@ from typing import Any, Final
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
-from actors.model.config.config_rules import quantization_method, quantization_settings
+from actors.model.config.config_rules import architecture_name, quantization_method, quantization_settings
+from actors.model.errors import UnsupportedModel
 
 logger = logging.getLogger(__name__)
 
 _COMPRESSED_TENSORS: Final = "compressed-tensors"
+_TORCHAO: Final = "torchao"
 _ALWAYS_PLAIN: Final = {"fp8": "FP8", "mxfp8": "MXFP8", "mxfp4": "MXFP4"}
 """The methods whose weights become plain on every device, with the names that the log gives them."""
 
@@ -51,6 +53,21 @@ def with_plain_weights(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
+def refuse_other_dtype(config: PretrainedConfig, wanted: torch.dtype | None) -> None:
+    """Raise UnsupportedModel if the package's layers compute in one dtype only, and another one is configured.
+
+    wanted: of the configuration; None leaves the choice to the checkpoint
+    """
+    written = getattr(config.get_text_config(decoder=True), "dtype", None) or getattr(config, "dtype", None)
+    if quantization_method(config) != _TORCHAO or None in (wanted, written) or wanted == written:
+        return
+    raise UnsupportedModel(
+        architecture_name(config),
+        f"torchao's layers compute in {_name_of(written)}, in which the checkpoint was written, and model.dtype is "
+        f"{_name_of(wanted)}: set model.dtype to auto",
+    )
+
+
 @torch.no_grad()
 def finish_loading(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Dequantize what transformers would dequantize in the first forward, which might be another module's.
@@ -77,3 +94,7 @@ def is_quantized(model: PreTrainedModel) -> bool:
 def _rounds_inputs(settings: dict[str, Any]) -> bool:
     groups = settings.get("config_groups", {}).values()
     return any(group.get("input_activations") or group.get("output_activations") for group in groups)
+
+
+def _name_of(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")

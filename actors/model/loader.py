@@ -36,7 +36,7 @@ from actors.model.config.limits import derive_max_model_len
 from actors.model.config.model_kind import ModelKind, kind_of
 from actors.model.config.support import attention_choice, refuse_unsupported
 from actors.model.config.text_parts import left_out_inputs
-from actors.model.dequantizing import finish_loading, with_plain_weights
+from actors.model.dequantizing import finish_loading, refuse_other_dtype, with_plain_weights
 from actors.model.errors import CheckpointError, DeviceUnavailable, LoadFailed, ModelError, RankLost, UnsupportedModel
 from actors.model.forward import FlatForward
 from actors.model.linears.grouped_experts import group_experts
@@ -212,6 +212,7 @@ def _checkpoint_directory(model_config: ModelConfig) -> Path:
 
 
 def _read_model(directory: Path, config: PretrainedConfig, model_config: ModelConfig) -> PreTrainedModel:
+    refuse_other_dtype(config, _named_dtype(model_config))
     dtype = _named_dtype(model_config) or "auto"
     if model_config.load_format == "dummy":
         return _make_dummy_model(config, model_config, dtype)

@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from actors.config import ModelConfig
+from actors.model.dequantizing import refuse_other_dtype
+from actors.model.errors import UnsupportedModel
 from actors.model.loader import load_model
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import family_config, make_checkpoint
 from tests.reference import greedy_tokens, random_prompt
 
 CheckpointOf = Callable[[str], Path]
@@ -76,3 +78,15 @@ def test_a_plain_checkpoint_is_read_as_it_is(checkpoint: CheckpointOf, caplog: p
     with caplog.at_level(logging.WARNING, "actors.model"):
         load_model(ModelConfig(model=str(checkpoint("gpt_oss")), dtype="float32", device="cpu"))
     assert "dequantized" not in caplog.text
+
+
+def test_torchaos_layers_in_another_dtype_are_refused_with_the_setting_that_serves_them() -> None:
+    config = family_config("llama", dtype=torch.bfloat16, quantization_config={"quant_method": "torchao"})
+    for wanted in (None, torch.bfloat16):
+        refuse_other_dtype(config, wanted)
+    with pytest.raises(
+        UnsupportedModel, match=r"compute in bfloat16.* model.dtype is float32: set model.dtype to auto"
+    ):
+        refuse_other_dtype(config, torch.float32)
+    config.quantization_config = {"quant_method": "mxfp4"}
+    refuse_other_dtype(config, torch.float32)
