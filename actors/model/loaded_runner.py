@@ -15,7 +15,7 @@ import torch
 from actors.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from actors.core.requests.sampling_params import SamplingParams
 from actors.lora_config import LoraConfig
-from actors.model.attention.backend import AttentionNeeds
+from actors.model.attention.backend import AttentionNeeds, BackendName
 from actors.model.attention.choice import choose_backend, fastest_key_order
 from actors.model.attention.probe import GeometryProbe
 from actors.model.cache.kv_cache import allocate_kv_cache, make_layout
@@ -27,6 +27,7 @@ from actors.model.input_batch import InputBatch
 from actors.model.loader import LoadedModel, load_model
 from actors.model.lora.store import AdapterStore
 from actors.model.model_runner import ModelRunner
+from actors.model.norms.fused_rms_norm import fuse_rms_norms
 from actors.model.sampling.sampler import sample
 from actors.model.sampling.sampling_batch import SamplingBatch
 from actors.model.sampling.sampling_row import SamplingRow
@@ -173,6 +174,8 @@ class LoadedRunner:
             "chose the attention backend",
             extra={"backend": choice.kind.name.value, "key_order": needs.key_order.value, "reason": choice.reason},
         )
+        if choice.kind.name is BackendName.VLLM_CPU:
+            fuse_rms_norms(self.model.forward.model)
         layout = self._make_layout(num_blocks, needs.key_order)
         kv_cache = allocate_kv_cache(layout, self.model.device)
         attention = with_states(choice.kind.open(kv_cache, needs), self.model.geometry)
