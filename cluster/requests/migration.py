@@ -22,9 +22,9 @@ from typing import Final, TypeAlias
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.errors import NoEngineAvailable
-from cluster.routing.base import candidates
+from cluster.routing.base import EngineT, candidates
 from cluster.routing.decision import RoutingMode
-from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
+from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import find_refusal
 
@@ -133,8 +133,8 @@ class MigrationPlanner:
         self._promises: list[_Promise] = []
 
     def find_target(
-        self, request: PreemptedRequest, here: EngineDescriptor, engines: Sequence[EngineConnection]
-    ) -> EngineConnection | None:
+        self, request: PreemptedRequest, here: EngineDescriptor, engines: Sequence[EngineT]
+    ) -> EngineT | None:
         """Choose the engine that the request migrates to, and note the blocks that it takes there; None if it stays.
 
         here:    the engine that preempted the request
@@ -166,9 +166,7 @@ class MigrationPlanner:
         )
 
 
-def _in_order(
-    here: EngineDescriptor, engines: Sequence[EngineConnection], mode: RoutingMode
-) -> list[list[EngineConnection]]:
+def _in_order(here: EngineDescriptor, engines: Sequence[EngineT], mode: RoutingMode) -> list[list[EngineT]]:
     """Return the other engines that may go on with a request of `here`, and get KV from there: the preferred first."""
     others = [
         engine

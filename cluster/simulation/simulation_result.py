@@ -43,6 +43,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
     way, prefill_engine, decode_engine: of the last attempt; None if there was none, and no prefill engine if one engine
                           has done all
     num_attempts:         how often it was submitted
+    num_moves:            how often another engine took it over after a preemption
     ttft_aim_s, itl_aim_s: its own aims, None if it had none
     """
 
@@ -61,6 +62,7 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
     prefill_engine: str | None = None
     decode_engine: str | None = None
     num_attempts: int = 0
+    num_moves: int = 0
     ttft_aim_s: float | None = None
     itl_aim_s: float | None = None
     tenant: str = ""

@@ -7,8 +7,8 @@ What decides is the product's code, unchanged, with the virtual clock passed in.
 steps take as long as StepTimes says, transfers share the engines' interfaces, clients send what the workload says.
 
 Not simulated: the network between clients, ingresses and engines (messages take no time), tokenizing, fetches of
-prefixes from other engines, stores of KV outside of engines, migrations of preempted requests, and a scheduler that
-works while its step runs.
+prefixes from other engines, stores of KV outside of engines, and a scheduler that works while its step runs. A
+preempted request that moves computes at its new engine what is not cached there.
 """
 
 from __future__ import annotations

@@ -188,6 +188,12 @@ class SimulatedEngine:
         return replace(self.scheduler.make_stats(), load_report=self.load_report(), step_costs=self.step_costs)
 
     @property
+    def num_waiting_requests(self) -> int:
+        """Requests that wait for their turn, as the engine's counters have them."""
+        scheduler = self.scheduler
+        return len(scheduler.requests) - len(scheduler.running) - len(scheduler.remote.loading)
+
+    @property
     def is_idle(self) -> bool:
         """Whether the engine has no request, and no transfer holds blocks."""
         return not self.scheduler.has_requests()

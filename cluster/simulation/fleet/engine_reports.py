@@ -9,7 +9,8 @@ from dataclasses import replace
 from cluster.simulation.cluster_spec import ClusterSpec
 from cluster.simulation.engines.simulated_engine import SimulatedEngine
 from cluster.simulation.event_queue import EventQueue
-from cluster.simulation.ingresses.simulated_ingress import SimulatedIngress, SimulatedSession
+from cluster.simulation.ingresses.simulated_ingress import SimulatedIngress
+from cluster.simulation.ingresses.simulated_session import SimulatedSession
 
 _Sessions = Sequence[tuple[SimulatedIngress, SimulatedSession]]
 
@@ -45,12 +46,13 @@ class EngineReports:
 
     def _report(self, engine: SimulatedEngine, sessions: _Sessions) -> None:
         report, kv_events = engine.load_report(), engine.take_kv_events()
+        num_waiting = engine.num_waiting_requests
         for ingress, session in sessions:
             num_taken = engine.num_taken_from(ingress.number)
             is_own = num_taken == report.num_taken_requests
             own = report if is_own else replace(report, num_taken_requests=num_taken)
             if self._spec.stats_delay_s > 0:
                 due_s = self._events.now_s + self._spec.stats_delay_s
-                self._events.at(due_s, ingress.on_report, session, own, kv_events)
+                self._events.at(due_s, ingress.on_report, session, own, num_waiting, kv_events)
             else:
-                ingress.on_report(session, own, kv_events)
+                ingress.on_report(session, own, num_waiting, kv_events)

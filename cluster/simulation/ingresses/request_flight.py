@@ -9,15 +9,24 @@ from typing import Generic
 import numpy as np
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput
+from actors.core.requests.request import EngineCoreRequest
 from actors.costs.step_shape import Floats
 from cluster.requests.overload_control import AdmittedRequest
 from cluster.requests.recovery_decisions import RecoveryDecisions
 from cluster.routing.base import EngineT, Route
 from cluster.routing.decision import Way
-from cluster.routing.engine_connection import EngineRole
+from cluster.routing.engine_connection import EngineKey, EngineRole
 from cluster.simulation.engines.step_log import StepLog
 from cluster.simulation.simulation_result import NEVER, Outcome, SimulatedRequest
 from cluster.simulation.workloads.workload_request import WorkloadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Move(Generic[EngineT]):
+    """A preempted request's submission to a further engine. request: as that engine has it, under an id of its own"""
+
+    request: EngineCoreRequest
+    target: EngineT
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +38,9 @@ class RequestFlight(Generic[EngineT]):
                 have brought since `log` was opened come to it when it is closed
     log:        the step log of the engine that decodes it now; None if none does
     has_decoded: whether the attempt's decode engine has given a token
+    submitted:  the request as its decode engine has it
+    move:       None if no further engine has the request
+    submitted_ids, lost_targets: all ids of the attempt, and the targets of its moves that have died
     """
 
     index: int
@@ -43,17 +55,27 @@ class RequestFlight(Generic[EngineT]):
     num_cached_tokens: int = 0
     has_decoded: bool = False
     is_prefilling: bool = False
+    submitted: EngineCoreRequest = field(init=False)
+    move: Move[EngineT] | None = None
+    num_moves: int = 0
+    submitted_ids: list[str] = field(default_factory=list)
+    lost_targets: set[EngineKey] = field(default_factory=set)
     log: StepLog | None = None
     _gaps: list[Floats] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.submitted = self.decisions.request
+
     @property
     def request_id(self) -> str:
-        """The id under which engines have the request now."""
-        return self.decisions.request.request_id
+        """The id under which engines have the request now, but for the target of a move."""
+        return self.submitted.request_id
 
     def begin(self, route: Route[EngineT]) -> None:
         """Begin an attempt."""
-        self.route = route
+        self.route, self.submitted = route, self.decisions.request
+        self.submitted_ids = [self.request_id]
+        self.lost_targets = set()
         self.num_attempts += 1
         self.has_decoded = False
         self.is_prefilling = route.prefill is not None
@@ -113,6 +135,7 @@ class RequestFlight(Generic[EngineT]):
             prefill_engine=None if prefill is None else prefill.descriptor.engine_id,
             decode_engine=None if decode is None else decode.engine_id,
             num_attempts=self.num_attempts,
+            num_moves=self.num_moves,
             ttft_aim_s=offered.ttft_s,
             itl_aim_s=offered.itl_s,
             tenant=offered.tenant,

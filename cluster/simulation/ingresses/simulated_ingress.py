@@ -7,7 +7,6 @@ engines' outputs are taken in, and if its decode engine fails it goes on elsewhe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 from actors.core.blocks.kv_events import KVEventBatch
@@ -17,7 +16,6 @@ from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import SamplingParams
 from actors.core.requests.slo import Slo
-from actors.costs.step_cost_model import StepCostModel
 from actors.sessions.block_messages import event_messages
 from cluster.errors import EngineFailed, NoEngineAvailable, Overloaded
 from cluster.planning.offered_load import OfferedLoad, OfferedRequest
@@ -26,7 +24,6 @@ from cluster.requests.recovery_decisions import FailedAttempt, RecoveryDecisions
 from cluster.routing.base import Route
 from cluster.routing.cost_router import CostRouter
 from cluster.routing.decision import Decision, RoutingMode
-from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.load_book import LoadBook
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.routing.prefixes.engine_blocks import BlockReportCounts, EngineBlocks
@@ -36,38 +33,12 @@ from cluster.simulation.cluster_spec import ClusterSpec
 from cluster.simulation.engines.counted_tokens import TOKEN, CountedTokens, PromptIdentity, WorkloadHasher
 from cluster.simulation.engines.simulated_engine import SimulatedEngine
 from cluster.simulation.event_queue import EventQueue
-from cluster.simulation.ingresses.request_flight import RequestFlight, refused
+from cluster.simulation.ingresses.moves import Flight, Moves
+from cluster.simulation.ingresses.request_flight import refused
+from cluster.simulation.ingresses.simulated_session import SimulatedSession
 from cluster.simulation.simulation_result import Outcome, SimulatedRequest
 from cluster.simulation.workloads.workload_request import WorkloadRequest
 from kv_transfer.params import TransferRole
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedSession:
-    """One ingress's session with one incarnation of an engine: what routers see of it."""
-
-    engine: SimulatedEngine
-    ingress: int
-    blocks: EngineBlocks
-    load_report: LoadReport | None = None
-    num_prompt_tokens_computed: int = 0
-    num_submitted_requests: int = 0
-    num_unfinished_requests: int = 0
-    is_open: bool = True
-    step_costs: StepCostModel | None = field(init=False)
-    descriptor: EngineDescriptor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.step_costs, self.descriptor = self.engine.step_costs, self.engine.descriptor
-
-    def submit(self, request: EngineCoreRequest) -> None:
-        """Send a request."""
-        self.num_submitted_requests += 1
-        self.num_unfinished_requests += 1
-        self.engine.submit(request, self.ingress)
-
-
-Flight = RequestFlight[SimulatedSession]
 
 
 class SimulatedIngress:
@@ -109,6 +80,7 @@ class SimulatedIngress:
         )
         slo = spec.slo
         self._router = CostRouter(pairs, self._book, spec.routing_mode, ttft_s=slo.ttft_s, itl_s=slo.itl_s)
+        self._moves = Moves(lambda: self._serving, self._router, self._book, spec.routing_mode, events.clock)
 
     # -- engines come and go, and report -------------------------------------------------------------------------
 
@@ -141,7 +113,11 @@ class SimulatedIngress:
         for flight in list(self._flights.values()):
             if flight.route is None:
                 continue
-            if flight.route.decode is lost:
+            if flight.move is not None and flight.move.target is lost:
+                self._moves.on_target_lost(flight)
+            if flight.route.decode is lost and flight.move is not None:
+                self._take_over(flight)
+            elif flight.route.decode is lost:
                 reason = f"engine {engine.descriptor.engine_id} has died"
                 self._fail(flight, reason, can_resume=True)
             elif flight.route.prefill is lost:
@@ -158,9 +134,12 @@ class SimulatedIngress:
             session.descriptor = engine.descriptor
             self._serving = list(self._serving)
 
-    def on_report(self, session: SimulatedSession, report: LoadReport, events: KVEventBatch | None) -> None:
+    def on_report(
+        self, session: SimulatedSession, report: LoadReport, num_waiting: int, events: KVEventBatch | None
+    ) -> None:
         """Take in an engine's report on its load, and on what has entered and left its cache."""
-        session.load_report = report
+        session.load_report, session.num_waiting_requests = report, num_waiting
+        session.reported_at_s = self._events.now_s
         session.num_prompt_tokens_computed = session.engine.scheduler.stats.num_prompt_tokens_computed
         if events is not None:
             for message in event_messages(events):
@@ -210,18 +189,38 @@ class SimulatedIngress:
         """Take in what an engine has sent, but for the tokens of requests that decode steadily."""
         for output in outputs.others:
             flight = self._flights.get(output.request_id)
-            if flight is not None and output.attempt == flight.decisions.request.attempt:
+            if flight is not None and output.attempt == flight.submitted.attempt:
                 self._take(flight, engine, output)
+            elif (moving := self._moves.flights.get(output.request_id)) is not None:
+                old_id = moving.request_id
+                if self._moves.is_over(moving, output):
+                    self._rename(moving, old_id)
+                    self._take(moving, engine, output)
+
+    def _take_over(self, flight: Flight) -> None:
+        """Let the target of a move go on with a request whose engine has failed."""
+        old_id = flight.request_id
+        self._moves.settle(flight)
+        self._rename(flight, old_id)
+
+    def _rename(self, flight: Flight, old_id: str) -> None:
+        """Note that the request's engine has it under another id."""
+        del self._flights[old_id]
+        self._flights[flight.request_id] = flight
 
     def _take(self, flight: Flight, engine: SimulatedEngine, output: EngineCoreOutput) -> None:
         route = flight.route
         assert route is not None, "an attempt has a route"
         is_decode = route.decode.engine is engine
-        if output.timings is not None and not flight.num_cached_tokens and flight.num_attempts == 1:
+        is_first = flight.num_attempts == 1 and not flight.num_moves
+        if output.timings is not None and not flight.num_cached_tokens and is_first:
             flight.num_cached_tokens = output.timings.num_cached_tokens
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             if is_decode:
                 flight.close_log(output.first_position)
+                if flight.move is not None:
+                    self._take_over(flight)
+                    return
                 can_resume = output.end_cause is EndCause.INPUTS_MISSING
                 self._fail(flight, output.error or "the engine has ended it", can_resume=can_resume)
             else:
@@ -229,10 +228,13 @@ class SimulatedIngress:
             return
         if is_decode and output.new_token_ids:
             flight.has_decoded = True
+            self._moves.cancel(flight)
             if flight.is_prefilling and not flight.num_tokens:
                 self._abort_prefill(flight, route)
         if is_decode or output.new_token_ids:
             self._note(flight, engine, output, is_decode=is_decode)
+        if is_decode and output.preemption is not None and self._spec.ingress.move_preempted:
+            self._moves.on_preemption(flight, output.preemption)
         if output.finish_reason is not None:
             self._finish(flight, route)
         elif not is_decode and output.finished:
@@ -278,7 +280,9 @@ class SimulatedIngress:
         """Forget the attempt, and abort what an engine still has of it."""
         request_id, route = flight.request_id, flight.route
         assert route is not None, "an attempt has a route"
-        self._router.on_leave(request_id)
+        self._moves.cancel(flight)
+        for submitted_id in flight.submitted_ids:
+            self._router.on_leave(submitted_id)
         self._flights.pop(request_id, None)
         route.decode.num_unfinished_requests -= 1
         route.decode.engine.abort(request_id)
@@ -322,7 +326,7 @@ class SimulatedIngress:
         assert route is not None, "an attempt has a route"
         self._close_log(flight)
         engines = [route.decode] if flight.has_decoded or route.prefill is None else [route.decode, route.prefill]
-        lost = {session.descriptor.key for session in engines if session.engine.is_dead}
+        lost = {session.descriptor.key for session in engines if session.engine.is_dead} | flight.lost_targets
         error = EngineFailed(flight.request_id, reason, num_new_tokens=flight.num_tokens, can_resume=can_resume)
         failed = FailedAttempt(error, [TOKEN] * flight.num_tokens, lost, has_decoded=flight.has_decoded)
         self._end_attempt(flight)
