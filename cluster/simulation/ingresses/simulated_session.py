@@ -1,4 +1,4 @@
-"""What an ingress knows of one incarnation of a simulated engine."""
+"""Keeps what an ingress knows of one incarnation of a simulated engine."""
 
 from __future__ import annotations
 
