@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from actors.config import EngineConfig
+from actors.config import CacheConfig, EngineConfig
 from actors.core.loads.embedding_transfers import Staging
 from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.loads.transfer_parts import TransferParts
@@ -73,6 +73,7 @@ def build_engine_core(
         group = gather_ranks(config, identity, control, on_progress, say, launch_ranks, trust)
         worker = group.worker
     runner = worker.runner
+    cache = _cache_of_scheduler(config, runner)
     config = _fit_to_model(config, runner)
     overlap = config.scheduler.overlap
     if overlap is None:
@@ -83,7 +84,7 @@ def build_engine_core(
     sources = _make_prefix_sources(config, identity, runner.layout, stores, clock=clock)
     scheduler = (Scheduler if recording is None else RecordedScheduler)(
         config.scheduler.model_copy(update={"overlap": overlap}),
-        config.cache,
+        cache,
         runner.layout.num_blocks,
         runner.max_model_len,
         structured_output=_make_grammars(config, runner, on_progress),
@@ -95,7 +96,7 @@ def build_engine_core(
         clock=clock,
     )
     if isinstance(scheduler, RecordedScheduler) and isinstance(clock, ReadClock) and recording is not None:
-        header = _header_of(config, identity, scheduler, runner, trust)
+        header = _header_of(config, identity, scheduler, runner, trust, cache=cache)
         begin_recording(scheduler, recording, header, clock)
     scheduler.chunk_budget.set_aim(config.itl_s)
     scheduler.chunk_budget.set_role(config.role)
@@ -203,8 +204,15 @@ def _without_chunks(config: EngineConfig) -> EngineConfig:
     return config.model_copy(update={"scheduler": scheduler, "cache": cache})
 
 
+def _cache_of_scheduler(config: EngineConfig, runner: ModelRunner) -> CacheConfig:
+    """Return the cache's settings as the scheduler gets them: its snapshots of states serve hits, but only here."""
+    if not runner.layout.num_state_blocks:
+        return _fit_to_model(config, runner).cache
+    return config.cache.model_copy(update={"enable_kv_events": False})
+
+
 def _without_prefix_hits(config: EngineConfig) -> EngineConfig:
-    """Return the settings for a model with recurrent states: a prefix is of no use without the state at its end."""
+    """Return the settings for a model with recurrent states: a prefix is of no use elsewhere without its state."""
     return config.model_copy(update={"cache": config.cache.model_copy(update={"enable_prefix_caching": False})})
 
 
@@ -230,15 +238,21 @@ def _make_grammars(
 
 
 def _header_of(
-    config: EngineConfig, identity: EngineAddress, scheduler: Scheduler, runner: ModelRunner, trust: Trust
+    config: EngineConfig,
+    identity: EngineAddress,
+    scheduler: Scheduler,
+    runner: ModelRunner,
+    trust: Trust,
+    *,
+    cache: CacheConfig,
 ) -> EngineHeader:
-    """Return the first record of a recording of this engine's decisions."""
+    """Return the first record of a recording of this engine's decisions. cache: as the scheduler got it"""
     return EngineHeader(
         version=VERSION,
         engine_id=identity.engine_id,
         incarnation=identity.incarnation,
         scheduler=scheduler.config.model_dump(mode="json"),
-        cache=config.cache.model_dump(mode="json"),
+        cache=cache.model_dump(mode="json"),
         kv_transfer=config.kv_transfer.model_dump(mode="json"),
         num_blocks=runner.layout.num_blocks,
         max_model_len=scheduler.max_model_len,

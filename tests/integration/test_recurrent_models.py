@@ -67,13 +67,54 @@ def test_tokens_equal_generate_over_handoffs_in_chunks(family: str, checkpoint: 
             for length in _LENGTHS:
                 answer = pair.answers[f"{round_name}-{length}"]
                 assert answer.token_ids == greedy_tokens(directory, tuple(random_prompt(length)), _NUM_TOKENS)
-                assert answer.timings("prefill").num_cached_tokens == 0
+                # A snapshot is kept after the last full block that leaves a token to compute.
+                num_cached_tokens = (length - 1) // _BLOCK_SIZE * _BLOCK_SIZE if round_name == "again" else 0
+                assert answer.timings("prefill").num_cached_tokens == num_cached_tokens
+                assert answer.timings("decode").num_cached_tokens == 0
                 transfer = answer.timings("decode").transfer
                 assert transfer is not None
                 num_blocks = -(-length // _BLOCK_SIZE) + num_state_blocks
                 assert transfer.num_bytes == num_blocks * layout.block_size_bytes
             local = pair.answers[f"{round_name}-local"].token_ids
             assert local == greedy_tokens(directory, tuple(random_prompt(40)), _NUM_TOKENS)
+        pair.assert_whole()
+
+
+@pytest.mark.usefixtures("shared_models")
+@pytest.mark.parametrize("family", _ALL)
+def test_prefix_hits_go_on_from_snapshots(family: str, checkpoint: Callable[[str], Path]) -> None:
+    directory = checkpoint(family)
+    num_blocks = 100 + 12 * _layout(directory).num_state_blocks
+    config = engine_config(
+        directory,
+        block_size=_BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_num_seqs=8,
+        max_num_batched_tokens=24,
+        overlap=True,
+    )
+    shared = random_prompt(24)
+    prompts = {name: shared + random_prompt(20, seed=seed) for seed, name in enumerate(("first", "second", "third"))}
+    with EnginePair(config, config) as pair:
+        for name, prompt in prompts.items():
+            pair.submit("decode", name, prompt, _GREEDY)
+            pair.run()
+        # The second prompt shows that its beginning is shared, so a snapshot is taken there.
+        assert [pair.answers[name].timings("decode").num_cached_tokens for name in prompts] == [0, 0, 24]
+        prompts["longer"] = prompts["third"] + pair.answers["third"].token_ids + random_prompt(3)
+        pair.submit("decode", "longer", prompts["longer"], _GREEDY)
+        pair.run()
+        assert pair.answers["longer"].timings("decode").num_cached_tokens == 40
+        # Several that are cached go on in one step, beside one that is not.
+        prompts["new"] = random_prompt(30, seed=9)
+        for name, prompt in prompts.items():
+            pair.submit("decode", f"again-{name}", prompt, _GREEDY)
+        pair.run()
+        for name, prompt in prompts.items():
+            right = greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
+            assert pair.answers[f"again-{name}"].token_ids == right
+            assert name == "new" or pair.answers[name].token_ids == right
+        assert pair.engines["decode"].make_stats().prefix_cache_stats.hits == 24 + 40 + 3 * 40 + 56
         pair.assert_whole()
 
 

@@ -108,14 +108,25 @@ class BlockPool:
     def _take_first(self) -> KVCacheBlock:
         _, block = self._free.popitem(last=False)
         if block.block_hash is not None:
-            del self._cached[block.block_hash]
-            if self._events is not None:
-                self._events.remove(block.block_hash)
-            if self._observer is not None:
-                self._observer.on_block_evicted(block.block_hash, block.block_id)
-            block.block_hash = None
+            self._evict(block, block.block_hash)
         block.ref_cnt = 1
         return block
+
+    def _evict(self, block: KVCacheBlock, block_hash: BlockHash) -> None:
+        del self._cached[block_hash]
+        if self._events is not None:
+            self._events.remove(block_hash)
+        if self._observer is not None:
+            self._observer.on_block_evicted(block_hash, block.block_id)
+        block.block_hash = None
+
+    def forget(self, blocks: Iterable[KVCacheBlock]) -> None:
+        """Evict these cached blocks; those that are free are the next to be given away."""
+        for block in blocks:
+            if block.block_hash is not None:
+                self._evict(block, block.block_hash)
+                if block.ref_cnt == 0:
+                    self._free.move_to_end(block.block_id, last=False)
 
     def touch(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Take one more hold of each block; a free one leaves the free queue."""
@@ -185,3 +196,20 @@ class BlockPool:
         named = [block.block_id for block in self.blocks if block.block_hash is not None]
         if len(named) != len(self._cached):
             raise IntegrityError(f"blocks {named} have a hash, but the cache maps {len(self._cached)} blocks")
+
+
+def count_common_blocks(tables: Sequence[Sequence[KVCacheBlock]]) -> int:
+    """Return how many blocks, from the first one, all these tables have in common; 0 for a single table.
+
+    Requests that share a block share all before it: a hit is always a whole prefix.
+    """
+    if len(tables) < 2:
+        return 0
+    first, num_common = tables[0], len(tables[0])
+    for blocks in tables[1:]:
+        num_common = min(num_common, len(blocks))
+        while num_common and blocks[num_common - 1] is not first[num_common - 1]:
+            num_common -= 1
+        if not num_common:
+            break
+    return num_common

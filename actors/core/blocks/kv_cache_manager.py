@@ -4,7 +4,8 @@ A request's blocks stand in the order of its tokens: token i is in slot i % bloc
 failed allocation changes nothing. A block is named in the prefix cache only when a step, or a transfer, that filled it
 is over: see cache_blocks.
 
-A model with recurrent layers keeps a slot for each request as well (state_slots.py), for which all this holds too.
+A model with recurrent layers keeps a slot for each request as well (state_slots.py), for which all this holds too. Its
+prefix hits end where a snapshot of the state was taken (state_snapshots.py).
 
 A step that is still under way may write the blocks of a request that has ended meanwhile. Nothing else may use these
 blocks before the step is over, a link least of all, since the device does not order a link's writes after the step's.
@@ -23,10 +24,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from actors.config import CacheConfig
-from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock
+from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock, count_common_blocks
 from actors.core.blocks.kv_events import KVEventLog
 from actors.core.blocks.prompt_tails import PartialHit, PromptTails
 from actors.core.blocks.state_slots import StateSlots
+from actors.core.blocks.state_snapshots import StateSnapshots
 from actors.core.outputs.scheduler_output import BlockCopy
 from actors.core.outputs.scheduler_stats import PrefixCacheStats
 from actors.core.requests.request import Request
@@ -48,13 +50,23 @@ class KVCacheManager:
         *,
         num_state_blocks: int = 0,
     ) -> None:
-        """num_state_blocks: blocks of a request's slot. With slots there are no hits: no prefix's state is kept."""
+        """num_state_blocks: blocks of a request's slot
+
+        With slots, neither events nor the observer hear of cached blocks: nobody else has the states that go with them.
+        """
+        if num_state_blocks:
+            events = observer = None
         self.block_size = block_size
         self.block_pool = BlockPool(num_blocks, events, observer)
         self._observer = observer
         self.prefix_cache_stats = PrefixCacheStats()
         self.states = StateSlots(num_state_blocks)
-        self._enable_caching = enable_caching and not self.states
+        self._enable_caching = enable_caching
+        self._copies_tails = enable_caching and not self.states
+        self.snapshots: StateSnapshots | None = None
+        """None for a model without states, and without a prefix cache."""
+        if enable_caching and self.states:
+            self.snapshots = StateSnapshots(self.block_pool, num_state_blocks, block_size)
         self._blocks: dict[str, list[KVCacheBlock]] = {}
         self._num_cached_blocks: dict[str, int] = {}
         self._pinned: dict[TransferKey, list[KVCacheBlock]] = {}
@@ -130,22 +142,27 @@ class KVCacheManager:
         """Return the cached blocks of the request's longest known prefix, without taking hold of them.
 
         At least one token is left to compute, since its logits are needed. A consumer may have its whole prompt cached:
-        its producer sends the first output token.
+        its producer sends the first output token. With recurrent states a consumer has no hit, since a load that fails
+        leaves it without a state, and others' hits end at a snapshot.
         """
         if not self._enable_caching or not request.reads_prefix_cache:
             return []
+        is_consumer = request.transfer_role is TransferRole.CONSUMER
+        if is_consumer and self.states:
+            return []
         request.extend_block_hashes()
-        num_tokens = request.num_tokens - (request.transfer_role is not TransferRole.CONSUMER)
-        return self.block_pool.find_longest_prefix(request.block_hashes, num_tokens // self.block_size)
+        num_tokens = request.num_tokens - (not is_consumer)
+        blocks = self.block_pool.find_longest_prefix(request.block_hashes, num_tokens // self.block_size)
+        return blocks if self.snapshots is None else self.snapshots.cut_hit(blocks)
 
     def find_partial_block(self, request: Request, hit: Sequence[KVCacheBlock]) -> PartialHit | None:
         """Return a block that has more of a request's prompt than its hit, without taking hold of it.
 
         The block has either the prompt's tail, or the last full block, whose last token has to be computed. Only a held
         block is returned, since holding it costs no free block. Neither end of a handoff gets one: a link may move the
-        blocks before this step makes the copy.
+        blocks before this step makes the copy. With recurrent states nobody gets one: the state there is not known.
         """
-        if not self._enable_caching or request.transfer_role is not None or not request.reads_prefix_cache:
+        if not self._copies_tails or request.transfer_role is not None or not request.reads_prefix_cache:
             return None
         begin = len(hit) * self.block_size
         block, num_tokens = None, request.num_tokens - 1
@@ -172,7 +189,8 @@ class KVCacheManager:
     ) -> list[KVCacheBlock] | None:
         """Give the request slots for num_new_tokens after its computed tokens and its prefix hit.
 
-        A request without blocks gets its slot for recurrent states as well, if there are such slots.
+        A request without blocks gets its slot for recurrent states as well, if there are such slots. With a hit, the
+        slot has the state after the hit once the next step has made its copies.
 
         new_computed_blocks: the request's prefix hit, if the request holds no blocks yet
         partial_hit: a cached block with the tokens after the prefix hit, which the next step copies
@@ -194,12 +212,15 @@ class KVCacheManager:
         num_wanted += sum(block.ref_cnt == 0 for block in new_computed_blocks) + num_headroom_blocks
         num_state_blocks = self.states.num_missing(request.request_id)
         num_wanted += num_state_blocks
-        if num_wanted > self.block_pool.num_free_blocks:
+        num_left = self.block_pool.num_free_blocks - num_wanted
+        if num_left < 0:
             return None
         # The hit is taken first, so that get_free_blocks() cannot return blocks of the hit.
         self.block_pool.touch(new_computed_blocks)
+        snapshot = [] if self.snapshots is None else self.snapshots.hold(new_computed_blocks)
         new_blocks = self.block_pool.get_free_blocks(num_new_blocks)
-        self.states.put(request.request_id, self.block_pool.get_free_blocks(num_state_blocks))
+        if num_state_blocks:
+            self.states.put(request.request_id, self._make_slot(snapshot, num_left))
         held = self._blocks.setdefault(request.request_id, [])
         held += new_computed_blocks
         held += new_blocks
@@ -207,9 +228,33 @@ class KVCacheManager:
             self._num_cached_blocks[request.request_id] = len(new_computed_blocks)
         if partial_hit is not None:
             self.block_pool.touch([partial_hit.block])
-            self._copied.append(partial_hit.block)
-            self._copies.append(BlockCopy(partial_hit.block.block_id, new_blocks[0].block_id))
+            self._copy([partial_hit.block], new_blocks[:1], held=[partial_hit.block])
         return new_blocks
+
+    def _make_slot(self, snapshot: list[KVCacheBlock], num_left: int) -> list[KVCacheBlock]:
+        """Return a slot: with the state of a snapshot that is held, or empty. num_left: see StateSnapshots.give_away"""
+        if self.snapshots is not None and self.snapshots.give_away(snapshot, num_left):
+            return snapshot
+        slot = self.block_pool.get_free_blocks(self.states.num_blocks)
+        if snapshot:
+            self._copy(snapshot, slot, held=snapshot)
+        return slot
+
+    def _copy(
+        self, sources: Sequence[KVCacheBlock], destinations: Sequence[KVCacheBlock], held: Sequence[KVCacheBlock]
+    ) -> None:
+        """Let the next step copy blocks before it computes. held: blocks that the step holds until it is over"""
+        pairs = zip(sources, destinations, strict=True)
+        self._copies += [BlockCopy(source.block_id, destination.block_id) for source, destination in pairs]
+        self._copied += held
+
+    def take_snapshot(self, request: Request, num_spare_blocks: int) -> None:
+        """Let the next step copy a running request's state before it computes, if a snapshot is due there.
+
+        num_spare_blocks: how many blocks have to stay free
+        """
+        if self.snapshots is not None and (blocks := self.snapshots.take(request, num_spare_blocks)):
+            self._copy(self.states.get_blocks(request.request_id), blocks, held=blocks)
 
     def grow(self, request_id: str) -> int:
         """Give a running request one more block and return its id. Raises IntegrityError if none is free."""
@@ -239,7 +284,7 @@ class KVCacheManager:
 
     def offer_prompt_tail(self, request: Request) -> None:
         """Let others copy the end of a request's prompt, now that all of it is computed."""
-        if self._enable_caching and (name := request.prompt_tail_name()) is not None:
+        if self._copies_tails and (name := request.prompt_tail_name()) is not None:
             block = self._blocks[request.request_id][request.num_prompt_tokens // self.block_size]
             self._tails.add(request.request_id, name, block)
 
@@ -283,6 +328,8 @@ class KVCacheManager:
         self._tails.remove(request.request_id)
         blocks = self._blocks.pop(request.request_id, [])
         blocks += self.states.pop(request.request_id)
+        if self.snapshots is not None:
+            self.snapshots.forget_request(request.request_id)
         if not blocks:
             return
         if self._last_step_begun > self._last_step_over:
@@ -305,21 +352,8 @@ class KVCacheManager:
         return (block_ids, self.states.get_block_ids(request_id)) if self.states else (block_ids,)
 
     def get_num_common_prefix_blocks(self, requests: Iterable[Request]) -> int:
-        """How many blocks, from the first one, all these requests share; 0 for a single request.
-
-        Requests that share a block share all before it: a hit is always a whole prefix.
-        """
-        tables = [self._blocks[request.request_id] for request in requests]
-        if len(tables) < 2:
-            return 0
-        first, num_common = tables[0], len(tables[0])
-        for blocks in tables[1:]:
-            num_common = min(num_common, len(blocks))
-            while num_common and blocks[num_common - 1] is not first[num_common - 1]:
-                num_common -= 1
-            if not num_common:
-                break
-        return num_common
+        """How many blocks, from the first one, all these requests share; 0 for a single request."""
+        return count_common_blocks([self._blocks[request.request_id] for request in requests])
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block. Refuses, and returns False, while a request holds any."""

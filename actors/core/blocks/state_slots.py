@@ -1,7 +1,8 @@
 """The slots in which requests keep their recurrent states. A slot is a fixed number of blocks of the pool.
 
 A request gets its slot together with its first blocks and gives it back together with them; in between the slot is its
-own. No prefix cache names the blocks of a slot. A model without recurrent layers has slots of no blocks.
+own. The prefix cache names no block of a slot, but those of copies of slots (state_snapshots.py). A model without
+recurrent layers has slots of no blocks.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class StateSlots:
     def pop(self, request_id: str) -> list[KVCacheBlock]:
         """Take a request's slot away, if it has one, and return the slot's blocks."""
         return self._slots.pop(request_id, [])
+
+    def get_blocks(self, request_id: str) -> list[KVCacheBlock]:
+        """Return the blocks of a request's slot, in their order; empty if it has none."""
+        return self._slots.get(request_id, [])
 
     def get_block_ids(self, request_id: str) -> list[int]:
         """Return the ids of the blocks of a request's slot, in their order; empty if it has none."""

@@ -78,6 +78,8 @@ class RunningScheduler:
             self._drop_drafts_without_blocks(request)
         num_missing_tokens = int(rows.num_expected[row] - rows.num_computed[row])
         num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._queues)
+        if self._kv.snapshots is not None:
+            num_new_tokens = self._kv.snapshots.cut_chunk(request, request.num_computed_tokens, num_new_tokens)
         chosen = step.choose_encoder_inputs(request, request.num_computed_tokens, num_new_tokens)
         if chosen is not None:
             num_new_tokens = chosen.num_new_tokens

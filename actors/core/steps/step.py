@@ -191,6 +191,8 @@ class Step:
                 request.is_known_to_worker = True
             elif request.request_id in self.resumed:
                 resumed.append(_describe_resumed(request, kv_cache_manager))
+            if kv_cache_manager.snapshots is not None:
+                kv_cache_manager.take_snapshot(request, num_spare_blocks=len(rows))
             if request.transfer_role is TransferRole.PRODUCER:
                 self._add_progress(request, num_new_tokens, kv_cache_manager)
             self._count_prompt_tokens(request, num_new_tokens)

@@ -159,6 +159,9 @@ class WaitingScheduler:
         num_missing_tokens = request.num_tokens - request.num_computed_tokens - num_hit_tokens
         num_new_tokens = step.num_new_tokens(request, num_missing_tokens, self._queues)
         num_computed_tokens = request.num_computed_tokens + num_hit_tokens
+        if kv.snapshots is not None and self._config.enable_chunked_prefill:
+            kv.snapshots.plan(request, num_computed_tokens)
+            num_new_tokens = kv.snapshots.cut_chunk(request, num_computed_tokens, num_new_tokens)
         if request.lacks_encoder_inputs(num_computed_tokens):
             queue.remove_request(request)
             step.lacking_inputs.append(request)

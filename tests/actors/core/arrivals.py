@@ -115,6 +115,19 @@ def share_slots(setup: Setup) -> Setup:
     )
 
 
+def keep_states(setup: Setup) -> Setup:
+    """The same engine, for prompts that begin alike, with recurrent states and a prefix cache, in pools of any size."""
+    return replace(
+        setup,
+        num_blocks=setup.num_blocks + 4 * (setup.num_blocks % 4),
+        chunked=True,
+        caching=True,
+        num_drafts=0,
+        num_state_blocks=1 + setup.budget % 3,
+        kinds=setup.kinds - {"image", "lora"} | {"shared"},
+    )
+
+
 @dataclass(frozen=True)
 class Arrival:
     """A request. num_left: its prompt fills the whole pool but for so many slots; None: num_shared and num_own say."""

@@ -1,0 +1,197 @@
+"""Snapshots of recurrent states: where they are taken, whom they serve, and that no request lacks a block for them.
+
+The fake worker checks the state before each chunk and each token (tests/actors/core/fakes.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.requests.request import RequestStatus
+from actors.errors import IntegrityError
+from kv_transfer.params import TransferRole
+from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
+from tests.actors.core.fakes import Driver, FakeConnector
+
+
+def num_tokens_of_steps(driver: Driver, name: str) -> list[int]:
+    """How many tokens of a request each step has computed."""
+    return [step.num_scheduled_tokens[name] for step in driver.steps if name in step.num_scheduled_tokens]
+
+
+def serve(driver: Driver, name: str, prompt: Iterable[int]) -> list[int]:
+    driver.scheduler.add_request(make_request(name, list(prompt), max_tokens=1))
+    driver.run()
+    driver.scheduler.check_integrity()
+    return num_tokens_of_steps(driver, name)
+
+
+def test_a_prompt_is_cut_after_its_last_full_block_and_the_same_prompt_goes_on_from_there() -> None:
+    driver = Driver(make_scheduler(num_blocks=32, num_state_blocks=2))
+    assert serve(driver, "a", range(11)) == [8, 3]
+    assert serve(driver, "same", range(11)) == [3]
+    assert serve(driver, "longer", [*range(11), *range(30, 40)]) == [12, 1]
+    assert serve(driver, "shorter", range(8)) == [4, 4]
+    assert driver.scheduler.make_stats().prefix_cache_stats.hits == 8 + 8
+
+
+def test_a_prompt_that_fills_its_blocks_leaves_the_last_one_to_compute() -> None:
+    driver = Driver(make_scheduler(num_blocks=32, num_state_blocks=2))
+    assert serve(driver, "a", range(12)) == [8, 4]
+    assert serve(driver, "same", range(12)) == [4]
+    assert serve(driver, "short", range(50, 54)) == [4]
+
+
+def test_what_two_prompts_share_a_third_does_not_compute() -> None:
+    driver = Driver(make_scheduler(num_blocks=40, num_state_blocks=2))
+    shared = list(range(8))
+    assert serve(driver, "first", [*shared, *range(20, 29)]) == [16, 1]
+    assert serve(driver, "second", [*shared, *range(30, 39)]) == [8, 8, 1]
+    assert serve(driver, "third", [*shared, *range(40, 49)]) == [8, 1]
+
+
+def test_chunks_go_on_from_a_hit() -> None:
+    driver = Driver(make_scheduler(num_blocks=40, num_state_blocks=2, max_num_batched_tokens=3))
+    serve(driver, "a", range(11))
+    assert serve(driver, "b", [*range(11), *range(30, 36)]) == [3, 3, 2, 1]
+
+
+def test_a_step_copies_the_slot_and_a_later_one_the_snapshot() -> None:
+    driver = Driver(make_scheduler(num_blocks=32, num_state_blocks=2))
+    serve(driver, "a", range(11))
+    assert [len(step.block_copies) for step in driver.steps if step.num_scheduled_tokens] == [0, 2]
+    [*taken] = (copy.destination for copy in driver.steps[1].block_copies)
+    serve(driver, "same", range(11))
+    read = [copy.source for step in driver.steps[2:] for copy in step.block_copies]
+    assert read == taken
+
+
+def test_steps_hold_the_snapshots_that_they_write_and_read() -> None:
+    driver = Driver(make_scheduler(num_blocks=32, num_state_blocks=2))
+    scheduler, pool = driver.scheduler, driver.scheduler.kv_cache_manager.block_pool
+    scheduler.add_request(make_request("a", range(11), max_tokens=1))
+    driver.step()
+    writes = scheduler.schedule()
+    snapshot = [pool.blocks[copy.destination] for copy in writes.block_copies]
+    assert [block.ref_cnt for block in snapshot] == [1, 1]
+    scheduler.update_from_output(writes, driver.worker.execute(writes))
+    assert [block.ref_cnt for block in snapshot] == [0, 0]
+    scheduler.add_request(make_request("b", range(11), max_tokens=1))
+    reads = scheduler.schedule()
+    assert [block.ref_cnt for block in snapshot] == [1, 1]
+    scheduler.update_from_output(reads, driver.worker.execute(reads))
+    assert [block.ref_cnt for block in snapshot] == [0, 0]
+    assert pool.num_free_blocks == 32
+
+
+def test_no_snapshot_is_taken_twice() -> None:
+    driver = Driver(make_scheduler(num_blocks=32, num_state_blocks=2))
+    for name in ("a", "b"):
+        driver.scheduler.add_request(make_request(name, range(11), max_tokens=1))
+    driver.run()
+    assert driver.worker.num_copied == 2
+
+
+@pytest.mark.parametrize(("is_chunked", "is_cached"), [(False, True), (True, False)])
+def test_no_snapshot_is_taken_without_chunks_or_without_a_cache(is_chunked: bool, is_cached: bool) -> None:
+    scheduler = make_scheduler(
+        num_blocks=32, num_state_blocks=2, enable_chunked_prefill=is_chunked, enable_prefix_caching=is_cached
+    )
+    driver = Driver(scheduler)
+    assert serve(driver, "a", range(11)) == [11]
+    assert serve(driver, "b", range(11)) == [11]
+    assert driver.worker.num_copied == 0
+
+
+def test_a_model_without_states_has_no_snapshots() -> None:
+    driver = Driver(make_scheduler(num_blocks=32))
+    assert driver.scheduler.kv_cache_manager.snapshots is None
+    assert serve(driver, "a", range(11)) == [11]
+
+
+def test_a_request_with_too_few_blocks_for_a_copy_gets_the_snapshot_itself() -> None:
+    driver = Driver(make_scheduler(num_blocks=10, num_state_blocks=3))
+    kv = driver.scheduler.kv_cache_manager
+    serve(driver, "a", range(9))
+    assert driver.worker.num_copied == 3
+    [*snapshot] = (copy.destination for copy in driver.steps[1].block_copies)
+    driver.scheduler.add_request(make_request("other", range(30, 32), max_tokens=2, ignore_eos=True))
+    driver.step()
+    # Of the 6 blocks that are free, 2 are of the hit, 1 is for the last token, and 3 are for the slot.
+    driver.scheduler.add_request(make_request("b", range(9), max_tokens=2, ignore_eos=True))
+    driver.step()
+    assert kv.states.get_block_ids("b") == snapshot
+    driver.scheduler.check_integrity()
+    driver.run()
+    assert driver.worker.num_copied == 3
+    assert kv.get_computed_blocks(make_request("c", range(9))) == []
+
+
+def test_a_snapshot_with_an_evicted_block_serves_nobody() -> None:
+    driver = Driver(make_scheduler(num_blocks=12, num_state_blocks=2))
+    kv = driver.scheduler.kv_cache_manager
+    serve(driver, "a", range(9))
+    assert kv.snapshots is not None
+    hit = kv.get_computed_blocks(make_request("b", range(9)))
+    last_hash = hit[-1].block_hash
+    assert last_hash is not None
+    kv.block_pool.forget(kv.snapshots.find(last_hash)[1:])
+    assert kv.get_computed_blocks(make_request("b", range(9))) == []
+    with pytest.raises(IntegrityError, match="ends where no snapshot was taken"):
+        kv.snapshots.hold(hit)
+    # The same prompt takes a whole new one.
+    assert serve(driver, "b", range(9)) == [8, 1]
+    assert serve(driver, "c", range(9)) == [1]
+
+
+def test_no_snapshot_takes_the_blocks_that_running_requests_grow_into() -> None:
+    driver = Driver(make_scheduler(num_blocks=8, num_state_blocks=2))
+    # 3 blocks of tokens and 2 of the slot leave 3: a snapshot of 2, and one for the running request.
+    assert serve(driver, "a", range(9)) == [8, 1]
+    assert driver.worker.num_copied == 2
+    driver = Driver(make_scheduler(num_blocks=7, num_state_blocks=2))
+    assert serve(driver, "a", range(9)) == [8, 1]
+    assert driver.worker.num_copied == 0
+
+
+def test_snapshots_are_evicted_before_a_request_is_preempted() -> None:
+    driver = Driver(make_scheduler(num_blocks=16, num_state_blocks=2))
+    for name, prompt in (("a", range(9)), ("b", range(30, 39))):
+        driver.scheduler.add_request(make_request(name, prompt, max_tokens=24, ignore_eos=True))
+    driver.run()
+    assert driver.scheduler.make_stats().num_preemptions > 0
+    for name in ("a", "b"):
+        assert len(driver.tokens_of(name)) == 24
+    # The victim starts over: its own blocks are still cached, and no block was left for the state.
+    assert [num_tokens for num_tokens in num_tokens_of_steps(driver, "b") if num_tokens > 1] == [8, 8, 17]
+
+
+def test_a_consumer_has_no_hit_and_a_producer_has_one() -> None:
+    scheduler = make_scheduler(num_blocks=40, num_state_blocks=2, connector=FakeConnector())
+    driver = Driver(scheduler)
+    serve(driver, "a", range(11))
+    kv = scheduler.kv_cache_manager
+    assert kv.get_computed_blocks(make_request("c", range(11), role=TransferRole.CONSUMER)) == []
+    assert len(kv.get_computed_blocks(make_request("p", range(11), role=TransferRole.PRODUCER))) == 2
+
+
+def test_tails_are_not_copied_where_requests_have_slots() -> None:
+    kv = KVCacheManager(16, BLOCK_SIZE, num_state_blocks=1)
+    first = make_request("a", range(6))
+    assert kv.allocate_slots(first, 6) is not None
+    kv.cache_blocks(first, 6)
+    kv.offer_prompt_tail(first)
+    assert kv.find_partial_block(make_request("b", range(6)), []) is None
+
+
+def test_a_request_that_ends_before_its_next_chunk_leaves_nothing_behind() -> None:
+    driver = Driver(make_scheduler(num_blocks=32, num_state_blocks=2))
+    driver.scheduler.add_request(make_request("a", range(11), max_tokens=1))
+    driver.step()
+    driver.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    driver.run()
+    assert driver.worker.num_copied == 0
+    assert driver.scheduler.kv_cache_manager.block_pool.num_free_blocks == 32
