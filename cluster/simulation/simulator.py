@@ -60,28 +60,38 @@ def simulate(
     until_s:        the simulation ends at this time, or when all requests have ended
     Raises ValueError if the workload does not fit the cluster, or is out of order.
     """
-    simulation = Simulation(spec, seed, keep_decisions=keep_decisions, fast_forward=fast_forward, control=control)
-    for fault in faults:
-        simulation.plan_fault(fault)
-    for order in orders:
-        simulation.plan_order(order)
     with _few_collections():
-        return simulation.run(iter(workload), until_s)
+        simulation = Simulation(spec, seed, keep_decisions=keep_decisions, fast_forward=fast_forward, control=control)
+        for fault in faults:
+            simulation.plan_fault(fault)
+        for order in orders:
+            simulation.plan_order(order)
+        with _frozen():
+            return simulation.run(iter(workload), until_s)
 
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Let the garbage collector run rarely, and leave the cluster's blocks alone, of which there may be millions.
+    """Let the garbage collector run rarely.
 
     Nearly all objects of a simulation are freed by their reference counts, as they are in no cycle.
     """
-    thresholds, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
-    gc.freeze()
+    thresholds = gc.get_threshold()
     gc.set_threshold(_OBJECTS_BEFORE_COLLECTION, *thresholds[1:])
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
+
+
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Let the garbage collector leave what there is alone: the cluster's blocks, of which there may be millions."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
         if not is_frozen:
             gc.unfreeze()
 
