@@ -123,8 +123,9 @@ def keep_states(setup: Setup) -> Setup:
         chunked=True,
         caching=True,
         num_drafts=0,
+        stores_all=setup.stores_all or setup.budget % 2 == 0,
         num_state_blocks=1 + setup.budget % 3,
-        kinds=setup.kinds - {"image", "lora"} | {"shared"},
+        kinds=setup.kinds - {"image", "lora"} | {"shared", "handoff"},
     )
 
 

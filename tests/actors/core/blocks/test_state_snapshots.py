@@ -130,6 +130,19 @@ def test_a_request_with_too_few_blocks_for_a_copy_gets_the_snapshot_itself() -> 
     assert kv.get_computed_blocks(make_request("c", range(9))) == []
 
 
+def test_a_snapshot_that_a_step_copies_is_not_given_away() -> None:
+    driver = Driver(make_scheduler(num_blocks=13, num_state_blocks=3))
+    serve(driver, "a", range(9))
+    snapshot = {copy.destination for copy in driver.steps[1].block_copies}
+    for name in ("b", "c"):
+        driver.scheduler.add_request(make_request(name, range(9), max_tokens=2, ignore_eos=True))
+    driver.step()
+    slots = [driver.scheduler.kv_cache_manager.states.get_block_ids(name) for name in ("b", "c")]
+    assert len(snapshot.union(*slots)) == 9
+    driver.scheduler.check_integrity()
+    driver.run()
+
+
 def test_a_snapshot_with_an_evicted_block_serves_nobody() -> None:
     driver = Driver(make_scheduler(num_blocks=12, num_state_blocks=2))
     kv = driver.scheduler.kv_cache_manager
@@ -144,6 +157,8 @@ def test_a_snapshot_with_an_evicted_block_serves_nobody() -> None:
         kv.snapshots.hold(hit)
     # The same prompt takes a whole new one.
     assert serve(driver, "b", range(9)) == [8, 1]
+    written = [copy.destination for copy in driver.steps[-2].block_copies or driver.steps[-1].block_copies]
+    assert [block.block_id for block in kv.snapshots.find(last_hash)] == written
     assert serve(driver, "c", range(9)) == [1]
 
 
@@ -189,9 +204,12 @@ def test_tails_are_not_copied_where_requests_have_slots() -> None:
 
 def test_a_request_that_ends_before_its_next_chunk_leaves_nothing_behind() -> None:
     driver = Driver(make_scheduler(num_blocks=32, num_state_blocks=2))
-    driver.scheduler.add_request(make_request("a", range(11), max_tokens=1))
+    request = make_request("a", range(11), max_tokens=1)
+    driver.scheduler.add_request(request)
     driver.step()
     driver.scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
     driver.run()
     assert driver.worker.num_copied == 0
+    assert driver.scheduler.kv_cache_manager.snapshots is not None
+    assert driver.scheduler.kv_cache_manager.snapshots.cut_chunk(request, 0, 11) == 11
     assert driver.scheduler.kv_cache_manager.block_pool.num_free_blocks == 32
