@@ -32,6 +32,7 @@ from actors.process.garbage_collection import no_collection
 from benchmarks.token_source import TokenSource, make_serving
 from cluster.api.http.server import HttpServer
 from cluster.bench.pairs import MIN_PAIRS, a_is_first, compare
+from cluster.observability.live.live_snapshot import MAX_IN_FLIGHT
 from cluster.observability.status import ClusterView
 from cluster.observability.trace_writing.request_tracer import RequestTracer, start_tracer
 from cluster.observability.tracing.request_tracing import RequestTracing
@@ -295,14 +296,25 @@ def _tracing(endpoint: str, sample_ratio: float) -> RequestTracing:
 def _http_server(serving: Serving, num_engines: int) -> HttpServer:
     cluster = ScriptedCluster(num_engines // 2)
 
-    async def view() -> ClusterView:
-        return dataclasses.replace(await cluster.view(), requests=serving.requests_in_flight())
+    async def view(max_requests: int | None = None) -> ClusterView:
+        requests = serving.requests_in_flight(max_requests)
+        num_left_out = serving.num_requests_in_flight - len(requests)
+        return dataclasses.replace(await cluster.view(), requests=requests, num_requests_left_out=num_left_out)
 
     def load() -> IngressLoad:
         return IngressLoad(serving.request_load(), 0.5, 16, 1000 * num_engines)
 
     dialect = VllmDialect(serving.metrics, load)
-    return HttpServer(serving, view, HttpConfig(port=0), 60.0, host="127.0.0.1", name="ingress-0", dialect=dialect)
+    return HttpServer(
+        serving,
+        view,
+        HttpConfig(port=0),
+        60.0,
+        host="127.0.0.1",
+        name="ingress-0",
+        live_view=lambda: view(MAX_IN_FLIGHT),
+        dialect=dialect,
+    )
 
 
 def _profiler() -> Any:

@@ -23,6 +23,7 @@ from cluster.api.shared.ports import IngressPorts
 from cluster.api.shared.version import server_version
 from cluster.config import ClusterConfig
 from cluster.errors import CanaryFailed, EngineLost
+from cluster.observability.live.live_snapshot import MAX_IN_FLIGHT
 from cluster.observability.request_records import RecordQuery
 from cluster.observability.routing_figures import RoutingSummary, merged
 from cluster.observability.status import (
@@ -207,6 +208,7 @@ class IngressProcess:
             allowed_hosts=config.ingress.allowed_hosts,
             name=self._member.party.name,
             has_admin_port=config.ingress.has_port_for_operators,
+            live_view=functools.partial(self._recent_view, serving, MAX_IN_FLIGHT),
             dialect=self._dialect(serving, config.ingress.http),
         )
         return IngressPorts(port, await self._http_server.start())
@@ -232,20 +234,24 @@ class IngressProcess:
         """View the cluster as it is now; without the controller's part if the controller does not answer in time."""
         return self._view_with(await self._controller.ask(), serving)
 
-    async def _recent_view(self, serving: Serving) -> ClusterView:
-        """View the cluster with the controller's part as of its last answer. Asks no other process."""
-        return self._view_with(self._controller.newest, serving)
+    async def _recent_view(self, serving: Serving, max_requests: int | None = None) -> ClusterView:
+        """View the cluster with the controller's part as of its last answer. Asks no other process.
 
-    def _view_with(self, controller: ControllerView, serving: Serving) -> ClusterView:
+        max_requests: of the requests in flight this many are in the view, the oldest ones; None: all
+        """
+        return self._view_with(self._controller.newest, serving, max_requests)
+
+    def _view_with(self, controller: ControllerView, serving: Serving, max_requests: int | None = None) -> ClusterView:
         membership, epoch_s = self._sessions().membership, time.time() - time.monotonic()
         stats = {key: (newest, epoch_s + at_s) for key, (newest, at_s) in self._sessions().stats().items()}
-        requests = serving.requests_in_flight()
+        requests = serving.requests_in_flight(max_requests)
         return ClusterView(
             model=self._config.model_name,
             now_s=time.time(),
             membership_version=membership.version,
             engines=merge_engines(controller.engines, membership.engines, stats),
             requests=requests,
+            num_requests_left_out=serving.num_requests_in_flight - len(requests),
             controller=controller,
             refused_pairs=refused_pairs(membership.engines),
             models=self._model_views(requests),

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from cluster.errors import (
@@ -30,8 +30,8 @@ from cluster.errors import (
 )
 from cluster.observability.prometheus.bounded_names import OTHER, BoundedNames
 from cluster.observability.prometheus.cluster_figures import collect_cluster
-from cluster.observability.prometheus.collected import Collected
 from cluster.observability.prometheus.declaration import counter, gauge
+from cluster.observability.prometheus.exposition import to_openmetrics, to_text
 from cluster.observability.prometheus.request_figures import AttemptFigures, ModelFigures, collect_models
 from cluster.observability.prometheus.routing_metrics import metrics_of_routing
 from cluster.observability.routing_figures import RoutingSummary
@@ -93,6 +93,8 @@ class ServingMetrics:
         """Returns the Unix time at which the server's certificate expires; None without TLS."""
         self.request_trace: Callable[[], RequestTraceView] | None = None
         """Returns the counts of the request trace; None if none is written."""
+        self.has_traces = False
+        """Whether histograms have traces of requests as examples."""
         self.refused_messages = RefusedMessages()
         """Counts the malformed messages that engines send to this ingress."""
 
@@ -191,12 +193,12 @@ def exposition(metrics: ServingMetrics, view: ClusterView, may_see: Callable[[st
     return text_of(list(metrics.collect(may_see)), view)
 
 
-def text_of(served: list[Metric], view: ClusterView) -> bytes:
-    """Return all metrics of an ingress in Prometheus' text format. May be called from any thread.
+def text_of(served: list[Metric], view: ClusterView, *, has_exemplars: bool = False) -> bytes:
+    """Return all metrics of an ingress. May be called from any thread.
 
-    served: what ServingMetrics.collect() has yielded, which belongs to the ingress's event loop
+    served:        what ServingMetrics.collect() has yielded, which belongs to the ingress's event loop
+    has_exemplars: whether the text is in OpenMetrics' format, with the traces that histograms have as examples; else it
+                   is in Prometheus' text format
     """
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collected([*served, *collect_cluster(view)]))
-    ProcessCollector(registry=registry)
-    return generate_latest(registry)
+    metrics = [*served, *collect_cluster(view), *ProcessCollector(registry=None).collect()]
+    return to_openmetrics(metrics) if has_exemplars else to_text(metrics)

@@ -53,6 +53,11 @@ make up series. A reader whose token allows only some adapters sees the requests
 Buckets of a histogram are the largest values of each bucket; a last one takes all larger values. Counters of engines
 begin at 0 with each incarnation. Reasons, phases and outcomes that have not occurred are 0.
 
+A reader that asks for OpenMetrics' format by `Accept`, as Prometheus does, gets exemplars where requests are traced
+(`ingress.tracing`): each bucket of a request's histograms has the `trace_id` of the newest traced request in it, and
+the buckets of times between tokens have those of requests' longest ones. Readers whose token belongs to a tenant get
+none, unless it is an operator's. Prometheus keeps exemplars with `--enable-feature=exemplar-storage`.
+
 Docs and dashboards of raypd use these names only. With the setting `ingress.http.metrics_dialects: [vllm]` an ingress
 also tells its own load under vLLM's names, one series each, at `/metrics` and alone at `/metrics/vllm`.
 """

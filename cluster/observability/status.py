@@ -182,6 +182,7 @@ class ClusterView:
     routing:          how all ingresses have routed requests; of this one alone if the controller does not answer
     prefix_indexes:   what this ingress knows of cached prefixes, by version of the model
     event_loop_lag_s: the longest delay of the ingress's event loop within the last minute, in seconds
+    num_requests_left_out: requests in flight that are not in `requests`, and not counted in `models`
     """
 
     model: str
@@ -196,6 +197,7 @@ class ClusterView:
     routing: RoutingSummary = NOTHING_ROUTED
     prefix_indexes: tuple[PrefixIndexView, ...] = ()
     event_loop_lag_s: float = 0.0
+    num_requests_left_out: int = 0
 
 
 def ingress_name(number: int) -> str:

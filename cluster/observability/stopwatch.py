@@ -95,6 +95,11 @@ class Stopwatch:
         self._figures.on_record(record, self.tpot_s)
         self._metrics.on_record(record)
 
+    def show_trace(self, record: RequestRecord, trace_id: str) -> None:
+        """Let histograms show the request's trace as an example. record: as count_record() got it"""
+        self._figures.show_trace(record, self.tpot_s, trace_id)
+        self._metrics.has_traces = True
+
     @contextmanager
     def counting_the_end(self) -> Iterator[None]:
         """Count the request's end and its duration when the context is left.

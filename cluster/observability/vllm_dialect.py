@@ -14,14 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from actors.core.requests.request_status import FinishReason
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.prometheus import request_figures as figures
-from cluster.observability.prometheus.collected import Collected
 from cluster.observability.prometheus.declaration import Declaration, counter, gauge, histogram
+from cluster.observability.prometheus.exposition import to_text
 from cluster.observability.prometheus.histogram import Histogram
 from cluster.observability.prometheus.request_figures import ModelFigures
 
@@ -147,11 +146,16 @@ class VllmDialect:
         now_s = self._clock()
         load = self._load_texts.get(names_adapters)
         if load is None or now_s - load.made_s >= _MAX_LOAD_AGE_S:
-            load = _Made(now_s, _text_of(self._collect_load(self._load(), names_adapters=names_adapters)))
+            load = _Made(now_s, to_text(self._collect_load(self._load(), names_adapters=names_adapters)))
             self._load_texts[names_adapters] = load
         if now_s - self._counts_text.made_s >= _MAX_COUNTS_AGE_S:
-            self._counts_text = _Made(now_s, _text_of(self._collect_counts()))
+            self._counts_text = _Made(now_s, to_text(self._collect_counts()))
         return load.text + self._counts_text.text
+
+    def collect(self, *, names_adapters: bool = True) -> Iterator[Metric]:
+        """Yield the metrics as they are now. names_adapters: as for text()"""
+        yield from self._collect_load(self._load(), names_adapters=names_adapters)
+        yield from self._collect_counts()
 
     def _collect_load(self, load: IngressLoad, *, names_adapters: bool) -> Iterator[Metric]:
         requests, labels = load.requests, (self._metrics.model_name, _ENGINE)
@@ -179,12 +183,6 @@ class VllmDialect:
         yield _HITS.of([(labels, sum(one.num_cached_tokens for one in models))])
         for declaration, own in _HISTOGRAMS:
             yield declaration.histograms([(labels, _merged(own, models))])
-
-
-def _text_of(metrics: Iterator[Metric]) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collected(metrics))
-    return generate_latest(registry)
 
 
 def _merged(own: Declaration, models: list[ModelFigures]) -> Histogram:

@@ -6,6 +6,7 @@ embed(), classify() and score() do the same for requests for vectors.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager, nullcontext
@@ -318,9 +319,9 @@ class Serving:
         """How often another decode engine has taken over a preempted request."""
         return self._num_migrations_of_ended + sum(in_flight.num_migrations for in_flight in self._in_flight.values())
 
-    def requests_in_flight(self) -> tuple[RequestView, ...]:
-        """Describe the requests in flight, oldest first, for `raypd status` and the metrics."""
-        return tuple(in_flight.view() for in_flight in self._in_flight.values())
+    def requests_in_flight(self, most: int | None = None) -> tuple[RequestView, ...]:
+        """Describe the requests in flight, oldest first. most: how many of them; None: all"""
+        return tuple(in_flight.view() for in_flight in itertools.islice(self._in_flight.values(), most))
 
     def request_load(self) -> RequestLoad:
         """Count the requests in flight, and name the adapters that they need."""

@@ -62,6 +62,7 @@ class HttpServer:
         allowed_hosts: Sequence[str] | None = None,
         name: str = "",
         has_admin_port: bool = False,
+        live_view: Callable[[], Awaitable[ClusterView]] | None = None,
         dialect: VllmDialect | None = None,
     ) -> None:
         """Make the application; start() listens.
@@ -74,6 +75,7 @@ class HttpServer:
         allowed_hosts: see the setting ingress.allowed_hosts
         name:          of the ingress, as the live page shows it
         has_admin_port: whether the operators' gRPC API has a port of its own
+        live_view:     makes the views for the live page, which need not have all requests; None: as view
         dialect:       adds metrics under vLLM's names; None: there are none
         """
         self._in_progress = CallsInProgress()
@@ -82,7 +84,7 @@ class HttpServer:
         access = access or AccessControl()
         hosts = AllowedHosts.of_server(host, allowed_hosts, asks_for_tokens=access.asks_for_tokens)
         records = serving.records
-        self._feed = LiveFeed(view, lambda: SnapshotMaker(records, name, server_version(), time.time()))
+        self._feed = LiveFeed(live_view or view, lambda: SnapshotMaker(records, name, server_version(), time.time()))
 
         def page(*, has_other_port: bool) -> LivePage:
             reason = why_off(host, asks_for_tokens=access.asks_for_tokens, has_other_port=has_other_port)

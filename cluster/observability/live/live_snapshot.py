@@ -29,7 +29,8 @@ MAX_STORY_BYTES: Final = 256 * 1024
 _MAX_RECORDS: Final = 2000
 _MAX_ENGINES: Final = 128
 _MAX_LINKS: Final = 256
-_MAX_IN_FLIGHT: Final = 64
+MAX_IN_FLIGHT: Final = 64
+"""The most requests in flight of one snapshot."""
 _MAX_DECISIONS: Final = 20
 _MAX_TEXT: Final = 300
 
@@ -155,12 +156,12 @@ class SnapshotMaker:
         for record in new:
             self._recent.add(record)
         most = MAX_STORIES if self._number else MAX_KEPT_STORIES
-        told = [(_ended_s(record), msgspec.Raw(make_story(record).to_json())) for record in new[-most:]]
+        told = _told(new[-most:])
         self._kept.extend(told)
         while self._kept and self._kept[0][0] < now_s - WINDOW_S:
             self._kept.popleft()
-        stories, num_left_out = _within([raw for _, raw in told[-MAX_STORIES:]], MAX_STORY_BYTES)
-        return stories, num_left_out + max(0, len(new) - MAX_STORIES)
+        stories, _ = _within([raw for _, raw in told[-MAX_STORIES:]], MAX_STORY_BYTES)
+        return stories, len(new) - len(stories)
 
     def _snapshot(
         self, view: ClusterView, live: LiveCluster, stories: Sequence[msgspec.Raw], num_left_out: int
@@ -168,7 +169,7 @@ class SnapshotMaker:
         controller = view.controller
         engines = [_short_engine(one) for one in live.engines[:_MAX_ENGINES]]
         links = sorted(live.links, key=lambda link: -(link.bytes_per_s or 0.0))[:_MAX_LINKS]
-        in_flight = sorted(view.requests, key=lambda request: request.arrived_at_s)[:_MAX_IN_FLIGHT]
+        in_flight = sorted(view.requests, key=lambda request: request.arrived_at_s)[:MAX_IN_FLIGHT]
         return Snapshot(
             number=self._number,
             is_first=False,
@@ -188,9 +189,24 @@ class SnapshotMaker:
             update=controller.update[:_MAX_TEXT],
             num_engines_left_out=len(live.engines) - len(engines),
             num_links_left_out=len(live.links) - len(links),
-            num_in_flight_left_out=len(view.requests) - len(in_flight),
+            num_in_flight_left_out=len(view.requests) + view.num_requests_left_out - len(in_flight),
             num_stories_left_out=num_left_out,
         )
+
+
+def _told(records: Sequence[RequestRecord]) -> list[tuple[float, msgspec.Raw]]:
+    """Return the stories of the newest records, oldest first, each with the time of its end.
+
+    No more are made than can be sent: those of requests with many attempts take long, and the event loop waits.
+    """
+    told, size_bytes = deque[tuple[float, msgspec.Raw]](), 0
+    for record in reversed(records):
+        story = make_story(record).to_json()
+        size_bytes += len(story)
+        if size_bytes > 4 * MAX_STORY_BYTES:
+            break
+        told.appendleft((_ended_s(record), msgspec.Raw(story)))
+    return list(told)
 
 
 def _within(stories: Sequence[msgspec.Raw], max_bytes: int) -> tuple[list[msgspec.Raw], int]:

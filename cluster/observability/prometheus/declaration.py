@@ -67,8 +67,8 @@ class Declaration:
         metric, (bucket, count, total) = self._empty(), self.names
         for values, histogram in series:
             labels = dict(zip(self.labels, values, strict=True))
-            for bound, number in histogram.cumulative():
-                metric.add_sample(bucket, {**labels, "le": bound}, number)
+            for (bound, number), exemplar in zip(histogram.cumulative(), histogram.exemplars(), strict=True):
+                metric.add_sample(bucket, {**labels, "le": bound}, number, exemplar=exemplar)
             metric.add_sample(count, labels, histogram.count)
             metric.add_sample(total, labels, histogram.sum)
         return metric

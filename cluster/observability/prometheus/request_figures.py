@@ -184,25 +184,19 @@ class ModelFigures:
 
         tpot_s: mean time between its output tokens, in seconds; None if it has fewer than two
         """
-        for attempt in record.attempts:
-            if attempt.decode is not None and attempt.decode.num_transferred_bytes:
-                self._observe(TRANSFER, attempt.decode.transfer_s)
-                self._observe(EXPOSED, attempt.decode.exposed_transfer_s)
-                self._observe(TRANSFER_BYTES, attempt.decode.num_transferred_bytes)
-        if record.outcome not in _ANSWERED:
-            return
-        self._observe(PROMPT_LENGTH, record.num_prompt_tokens)
-        self._observe(OUTPUT_LENGTH, record.num_output_tokens)
-        computing = next((one.computing for one in record.attempts if one.num_new_tokens), None)
-        if computing is not None:
-            self._observe(QUEUE, computing.queued_s)
-            self._observe(PREFILL, computing.prefill_s)
-        if tpot_s is not None:
-            self._observe(TPOT, tpot_s)
-            self._observe(DECODE, tpot_s * (record.num_output_tokens - 1))
+        for declaration, value in _measured(record, tpot_s):
+            self.histograms[declaration.name].observe(value)
 
-    def _observe(self, declaration: Declaration, value: float) -> None:
-        self.histograms[declaration.name].observe(value)
+    def show_trace(self, record: RequestRecord, tpot_s: float | None, trace_id: str) -> None:
+        """Keep a request's trace as the example of the buckets that its values are in, also that of its longest gap.
+
+        record, tpot_s: as on_record() has counted them; trace_id: 32 hexadecimal digits
+        """
+        of_tokens = ((TTFT, record.ttft_s), (ITL, record.itl_max_s), (E2E, record.duration_s))
+        ended_s = record.arrived_at_s + (record.duration_s or 0.0)
+        for declaration, value in (*of_tokens, *_measured(record, tpot_s)):
+            if value is not None:
+                self.histograms[declaration.name].show(value, trace_id, ended_s)
 
 
 class AttemptFigures:
@@ -243,6 +237,26 @@ def collect_models(models: Mapping[str, ModelFigures]) -> Iterator[Metric]:
     yield OUTPUT_TOKENS.of(((name,), one.num_output_tokens) for name, one in models.items())
     for declaration in HISTOGRAMS:
         yield declaration.histograms(((name,), one.histograms[declaration.name]) for name, one in models.items())
+
+
+def _measured(record: RequestRecord, tpot_s: float | None) -> Iterator[tuple[Declaration, float]]:
+    """Yield what is counted of a record, with the histogram that counts it."""
+    for attempt in record.attempts:
+        if attempt.decode is not None and attempt.decode.num_transferred_bytes:
+            yield TRANSFER, attempt.decode.transfer_s
+            yield EXPOSED, attempt.decode.exposed_transfer_s
+            yield TRANSFER_BYTES, attempt.decode.num_transferred_bytes
+    if record.outcome not in _ANSWERED:
+        return
+    yield PROMPT_LENGTH, record.num_prompt_tokens
+    yield OUTPUT_LENGTH, record.num_output_tokens
+    computing = next((one.computing for one in record.attempts if one.num_new_tokens), None)
+    if computing is not None:
+        yield QUEUE, computing.queued_s
+        yield PREFILL, computing.prefill_s
+    if tpot_s is not None:
+        yield TPOT, tpot_s
+        yield DECODE, tpot_s * (record.num_output_tokens - 1)
 
 
 def _phase(attempt: AttemptRecord) -> str:

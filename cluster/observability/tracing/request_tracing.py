@@ -101,6 +101,7 @@ class RequestTracing:
         try:
             made = record.record(self._ingress, stopwatch)
             self._export.end(span, make_span_tree(made, operation, record.request))
+            stopwatch.show_trace(made, f"{span.get_span_context().trace_id:032x}")
         except Exception:
             # Whatever is wrong with a trace, the request must not fail for it.
             logger.exception("a request's trace cannot be made", extra={"request_id": record.request_id})

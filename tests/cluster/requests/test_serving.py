@@ -240,6 +240,7 @@ async def test_tenants_may_use_the_same_ids_at_the_same_time() -> None:
     producers = {(await pair.next_requests())[0].tenant: None for _ in requests}
     assert producers.keys() == requests.keys()
     assert {(view.tenant, view.request_id) for view in pair.serving.requests_in_flight()} == {("a", "r"), ("b", "r")}
+    assert [view.tenant for view in pair.serving.requests_in_flight(1)] == ["a"], "the oldest one"
     for request in requests.values():
         with pytest.raises(InvalidRequest, match="one that no request in flight has"):
             await anext(pair.serving.generate(request))

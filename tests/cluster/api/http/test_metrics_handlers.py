@@ -9,13 +9,16 @@ import pytest
 from prometheus_client.metrics_core import Metric
 from starlette.requests import Request
 
+from cluster.access.caller import Caller, calling_as
 from cluster.api.http import metrics_handlers
 from cluster.api.http.app import Call, ServerState
 from cluster.api.http.metrics_handlers import MetricsHandlers
 from cluster.api.shared.calls_in_progress import CallsInProgress
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.status import ClusterView
+from cluster.observability.stopwatch import Stopwatch
 from cluster.observability.vllm_dialect import IngressLoad, RequestLoad, VllmDialect
+from cluster.routing.request_record import RequestRecord
 from cluster.settings.http import HttpConfig
 
 
@@ -23,13 +26,16 @@ async def view() -> ClusterView:
     return ClusterView("tiny", time.time(), 7, (), ())
 
 
-def call() -> Call:
-    request = Request({"type": "http", "method": "GET", "path": "/metrics", "headers": []})
+def call(accept: str = "text/plain") -> Call:
+    request = Request({"type": "http", "method": "GET", "path": "/metrics", "headers": [(b"accept", accept.encode())]})
     return Call(request, [], ServerState(CallsInProgress(), HttpConfig()), 0.0)
 
 
-def handlers(*, has_dialect: bool) -> MetricsHandlers:
+def handlers(*, has_dialect: bool, is_traced: bool = False) -> MetricsHandlers:
     metrics = ServingMetrics()
+    if is_traced:
+        metrics.base.on_first_tokens(1, 0.3)
+        Stopwatch(lambda: 0.0, metrics).show_trace(RequestRecord("r", "", "i", 1.0, "stop", ttft_s=0.3), "7" * 32)
     dialect = VllmDialect(metrics, lambda: IngressLoad(RequestLoad(3, 5)), lambda: 1.0)
     return MetricsHandlers(metrics, view, dialect if has_dialect else None)
 
@@ -45,7 +51,7 @@ async def test_vllms_names_are_added_where_they_are_wanted() -> None:
 async def test_the_text_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
-    def made(served: list[Metric], view: ClusterView) -> bytes:
+    def made(served: list[Metric], view: ClusterView, *, has_exemplars: bool) -> bytes:
         threads.append(threading.current_thread())
         return b""
 
@@ -66,3 +72,38 @@ async def test_without_the_dialect_the_cheap_path_says_which_setting_adds_it() -
     answer = await handlers(has_dialect=False).vllm_metrics(call())
     assert answer.status_code == 404
     assert b"metrics_dialects" in bytes(answer.body)
+
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"
+TRACE = b'# {trace_id="' + b"7" * 32 + b'"} 0.3 1.0'
+
+
+async def test_who_asks_for_openmetrics_gets_the_traces_of_examples_and_vllms_names_too() -> None:
+    answer = await handlers(has_dialect=True, is_traced=True).metrics(call(OPENMETRICS))
+    text = bytes(answer.body)
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert text.count(TRACE) == 1
+    assert b'vllm:num_requests_waiting{engine="0",model_name="model"} 3.0' in text
+    assert text.count(b"# EOF") == 1
+    assert text.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("accept", "is_traced", "caller"),
+    [
+        ("text/plain", True, Caller()),
+        (OPENMETRICS, False, Caller()),
+        (OPENMETRICS, True, Caller(tenant="alice")),
+    ],
+)
+async def test_others_get_the_text_format(accept: str, is_traced: bool, caller: Caller) -> None:
+    with calling_as(caller):
+        answer = await handlers(has_dialect=False, is_traced=is_traced).metrics(call(accept))
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert b"trace_id" not in bytes(answer.body)
+
+
+async def test_an_operator_of_a_tenant_gets_the_traces() -> None:
+    with calling_as(Caller(tenant="alice", may_administer=True)):
+        answer = await handlers(has_dialect=False, is_traced=True).metrics(call(OPENMETRICS))
+    assert TRACE in bytes(answer.body)

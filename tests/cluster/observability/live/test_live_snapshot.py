@@ -1,18 +1,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
+from cluster.observability.live import live_snapshot
 from cluster.observability.live.live_snapshot import (
+    MAX_IN_FLIGHT,
     MAX_KEPT_STORIES,
     MAX_STORIES,
     MAX_STORY_BYTES,
     SnapshotMaker,
 )
 from cluster.observability.status import ClusterView, ControllerView, Decision, EngineView, RequestView
+from cluster.observability.stories.make_story import make_story
+from cluster.observability.stories.request_story import RequestStory
 from cluster.routing.request_record import RequestRecord
 
 NOW_S = 5000.0
@@ -113,6 +118,29 @@ def test_a_snapshot_is_bounded_whatever_clients_and_engines_send() -> None:
     assert [one["request_id"] for one in shown["in_flight"][:2]] == ["r499", "r498"], "the oldest ones"
     assert shown["num_in_flight_left_out"] == 436
     assert len(maker.first()) < 4 * MAX_STORY_BYTES + 128 * 1024
+
+
+def test_no_more_stories_are_made_than_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(record: RequestRecord) -> RequestStory:
+        made.append(record.request_id)
+        return make_story(record)
+
+    monkeypatch.setattr(live_snapshot, "make_story", counted)
+    maker, feed = _maker()
+    feed.records = [ended("x" * 20_000 + str(number)) for number in range(600)]
+    shown = json.loads(maker.make(view()))
+    assert len(made) < 4 * MAX_STORY_BYTES / 20_000 + 1
+    assert len(shown["stories"]) + shown["num_stories_left_out"] == 600
+    assert shown["figures"]["num_requests"] == 600
+
+
+def test_requests_in_flight_that_the_view_lacks_are_left_out_as_well() -> None:
+    requests = tuple(RequestView(f"r{n}", NOW_S + n, "decode") for n in range(MAX_IN_FLIGHT))
+    maker, _ = _maker()
+    shown = json.loads(maker.make(replace(view(requests=requests), num_requests_left_out=300)))
+    assert (len(shown["in_flight"]), shown["num_in_flight_left_out"]) == (MAX_IN_FLIGHT, 300)
 
 
 def test_the_first_snapshot_has_as_many_stories_as_are_kept() -> None:

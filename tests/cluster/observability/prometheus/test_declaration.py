@@ -1,24 +1,20 @@
 """A metric is written as Prometheus reads it, with the labels of its declaration.
 
-Tests of cluster/observability/prometheus/declaration.py, cluster/observability/prometheus/histogram.py and
-cluster/observability/prometheus/collected.py.
+Tests of cluster/observability/prometheus/declaration.py and cluster/observability/prometheus/histogram.py.
 """
 
 from __future__ import annotations
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
-from cluster.observability.prometheus.collected import Collected
 from cluster.observability.prometheus.declaration import counter, gauge, histogram
+from cluster.observability.prometheus.exposition import to_text
 from cluster.observability.prometheus.histogram import Histogram
 
 
 def lines(*metrics: Metric) -> list[str]:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Collected(metrics))
-    return generate_latest(registry).decode().splitlines()
+    return to_text(metrics).decode().splitlines()
 
 
 def test_a_counter_has_its_declared_name_and_a_series_for_each_labels() -> None:

@@ -44,6 +44,33 @@ def test_a_request_with_an_answer_is_in_every_histogram_of_phases_and_lengths() 
     }
 
 
+def test_a_traced_request_is_the_example_of_each_of_its_values_and_of_its_longest_gap() -> None:
+    traced = msgspec.structs.replace(ANSWERED, ttft_s=0.3, itl_max_s=0.2, duration_s=4.0)
+    figures = ModelFigures()
+    figures.on_record(traced, 0.5)
+    figures.show_trace(traced, 0.5, "a" * 32)
+    shown = {
+        name: [(one.value, one.timestamp) for one in each.exemplars() if one is not None]
+        for name, each in figures.histograms.items()
+    }
+    assert shown.keys() == {one.name for one in request_figures.HISTOGRAMS}
+    assert {name: values for name, values in shown.items() if len(values) != 1} == {}
+    assert shown["raypd_time_to_first_token_seconds"] == [(0.3, 5.0)]
+    assert shown["raypd_inter_token_latency_seconds"] == [(0.2, 5.0)]
+    assert shown["raypd_request_duration_seconds"] == [(4.0, 5.0)]
+    assert shown["raypd_transfer_exposed_duration_seconds"] == [(0.125, 5.0)]
+
+
+def test_examples_are_as_many_as_buckets_however_many_requests_are_traced() -> None:
+    figures = ModelFigures()
+    for number in range(1000):
+        record = msgspec.structs.replace(ANSWERED, ttft_s=number / 7, itl_max_s=number / 7, duration_s=number * 9.0)
+        figures.show_trace(record, 0.5, f"{number:032x}")
+    ttft = list(figures.histograms["raypd_time_to_first_token_seconds"].exemplars())
+    assert len(ttft) == len(buckets.TTFT_S) + 1
+    assert f"{999:032x}" in [one.labels["trace_id"] for one in ttft if one is not None]
+
+
 def test_one_token_has_no_time_per_token_and_no_decode_phase() -> None:
     short = msgspec.structs.replace(ANSWERED, num_output_tokens=1)
     assert not {name for name in counted(short, tpot_s=None) if "decode" in name or "per_output" in name}

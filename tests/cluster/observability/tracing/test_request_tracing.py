@@ -28,7 +28,7 @@ class Traced:
     """A RequestTracing whose spans are kept in memory. now_s: its clock; drawn: the number that it draws"""
 
     def __init__(self, **settings: float) -> None:
-        self.exporter = memory.InMemorySpanExporter()
+        self.exporter, self.metrics = memory.InMemorySpanExporter(), ServingMetrics()
         config = TracingConfig.model_validate(settings)
         self.now_s, self.drawn = 0.0, 0.5
         self.export = SpanExport(config, "ingress-0", self.exporter)
@@ -37,7 +37,7 @@ class Traced:
     def request(self, parent: TraceContext | None = None, error: Exception | None = None) -> str | None:
         """Serve a request; returns the traceparent that its engines get."""
         record = RecordWriter("r", "", arrived_at_s=1000.0, now_s=0.0)
-        stopwatch = Stopwatch(lambda: 1.0, ServingMetrics())
+        stopwatch = Stopwatch(lambda: 1.0, self.metrics)
         with (
             suppress(ValueError),
             self.tracing.traced("chat", parent, record, stopwatch),
@@ -80,6 +80,17 @@ def test_a_client_that_does_not_sample_is_traced_like_one_without_a_trace() -> N
     assert one.request(UNSAMPLED) == UNSAMPLED.to_header(), "engines learn the trace's id all the same"
     one.drawn = 0.1
     assert parse_traceparent(one.request(UNSAMPLED)).is_sampled  # type: ignore[union-attr]  # none is malformed
+
+
+def test_only_traced_requests_are_examples_in_the_metrics() -> None:
+    one = Traced(sample_ratio=0.0)
+    durations = one.metrics.base.histograms["raypd_request_duration_seconds"]
+    found = []
+    for parent in (UNSAMPLED, SAMPLED):
+        one.request(parent)
+        shown = [example.labels["trace_id"] for example in durations.exemplars() if example is not None]
+        found.append((durations.count, one.metrics.has_traces, shown))
+    assert found == [(1, False, []), (2, True, [f"{7:032x}"])]
 
 
 def test_the_spans_belong_to_the_trace_of_the_client_and_engines_learn_the_span() -> None:

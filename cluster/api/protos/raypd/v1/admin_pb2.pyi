@@ -335,7 +335,7 @@ class RefusedPair(_message.Message):
     def __init__(self, prefill_engine: _Optional[str] = ..., decode_engine: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class EngineStatus(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "spec_decoding", "adapters", "embeddings", "attention_backend", "attention_reason", "step_costs", "linear_layers", "cpu_threads", "cuda_graphs", "left_out_inputs")
+    __slots__ = ("engine_id", "incarnation", "role", "state", "address", "last_error", "load", "transfers", "links", "stores", "age_seconds", "kv_transport", "node", "model_version", "spec_decoding", "adapters", "embeddings", "attention_backend", "attention_reason", "step_costs", "linear_layers", "cpu_threads", "cuda_graphs", "left_out_inputs", "dtype")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +360,7 @@ class EngineStatus(_message.Message):
     CPU_THREADS_FIELD_NUMBER: _ClassVar[int]
     CUDA_GRAPHS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: int
     role: str
@@ -384,7 +385,8 @@ class EngineStatus(_message.Message):
     cpu_threads: str
     cuda_graphs: str
     left_out_inputs: str
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., spec_decoding: _Optional[_Union[SpecDecodingStatus, _Mapping]] = ..., adapters: _Optional[_Union[AdapterStatus, _Mapping]] = ..., embeddings: _Optional[_Union[EmbeddingStatus, _Mapping]] = ..., attention_backend: _Optional[str] = ..., attention_reason: _Optional[str] = ..., step_costs: _Optional[_Union[StepCosts, _Mapping]] = ..., linear_layers: _Optional[str] = ..., cpu_threads: _Optional[str] = ..., cuda_graphs: _Optional[str] = ..., left_out_inputs: _Optional[str] = ...) -> None: ...
+    dtype: str
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., role: _Optional[str] = ..., state: _Optional[str] = ..., address: _Optional[str] = ..., last_error: _Optional[str] = ..., load: _Optional[_Union[EngineLoad, _Mapping]] = ..., transfers: _Optional[_Union[TransferStatus, _Mapping]] = ..., links: _Optional[_Iterable[_Union[LinkStatus, _Mapping]]] = ..., stores: _Optional[_Union[StoreStatus, _Mapping]] = ..., age_seconds: _Optional[float] = ..., kv_transport: _Optional[str] = ..., node: _Optional[str] = ..., model_version: _Optional[int] = ..., spec_decoding: _Optional[_Union[SpecDecodingStatus, _Mapping]] = ..., adapters: _Optional[_Union[AdapterStatus, _Mapping]] = ..., embeddings: _Optional[_Union[EmbeddingStatus, _Mapping]] = ..., attention_backend: _Optional[str] = ..., attention_reason: _Optional[str] = ..., step_costs: _Optional[_Union[StepCosts, _Mapping]] = ..., linear_layers: _Optional[str] = ..., cpu_threads: _Optional[str] = ..., cuda_graphs: _Optional[str] = ..., left_out_inputs: _Optional[str] = ..., dtype: _Optional[str] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("seconds_by_feature", "is_sure", "steps", "drifts", "residuals", "origin", "age_seconds")

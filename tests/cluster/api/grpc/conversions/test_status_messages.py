@@ -25,11 +25,11 @@ from kv_transfer.connector.store_steps import StoreStats
 from kv_transfer.transfer_stats import TransferStats
 
 NOT_SHOWN: Final[dict[type, set[str]]] = {
-    ClusterView: {"now_s", "event_loop_lag_s"},
+    ClusterView: {"now_s", "event_loop_lag_s", "num_requests_left_out"},
     ControllerView: {"engines", "taken_at_s"},
     SchedulerStats: {
         *("block_size", "kv_cache_usage", "num_refused_handoffs", "num_corrupted_reqs", "num_refused_connections"),
-        *("refused_messages", "load_report", "step_stats", "num_waiting_by_reason"),
+        *("refused_messages", "load_report", "step_stats", "num_waiting_by_reason", "grammar_stats"),
     },
     PrefixCacheStats: {"reset", "requests", "fetched"},
     SpecDecodingStats: {"num_spec_tokens"},
