@@ -11,7 +11,6 @@ from actors.core.outputs.ending import Ending
 from actors.core.outputs.engine_core_outputs import EndCause
 from actors.core.queue.adapter_cache import AdapterCache
 from actors.core.queue.grammar_wait import GrammarWait
-from actors.core.queue.removable_heap import earlier_of
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.requests.adapter import Adapter, AdapterCommands, AdapterStats
 from actors.core.requests.request import Request
@@ -73,7 +72,8 @@ class Preparation:
     def next_deadline(self) -> float | None:
         """Return the engine's clock at the first deadline, in seconds."""
         own = None if self.adapters is None else self.adapters.next_deadline()
-        return earlier_of(self.grammars.next_deadline(), own)
+        deadlines = (self.grammars.next_deadline(), own)
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def take_commands(self) -> AdapterCommands | None:
         """Return the commands about adapters for the next step, or None."""

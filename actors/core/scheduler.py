@@ -39,7 +39,7 @@ from actors.core.preparation import Preparation
 from actors.core.queue.adapter_cache import AdapterCache
 from actors.core.queue.fair_queue import create_request_queue
 from actors.core.queue.grammar_wait import GrammarWait
-from actors.core.queue.removable_heap import RemovableHeap, earlier_of
+from actors.core.queue.removable_heap import RemovableHeap
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.abilities import Ability, engine_abilities
@@ -329,8 +329,8 @@ class Scheduler:
     def next_deadline(self) -> float | None:
         """Return the time at which schedule() has something to end or cancel, or None."""
         own = self._deadlines.peek()
-        others_s = earlier_of(self.preparation.next_deadline(), self.remote.next_deadline())
-        return others_s if own is None else earlier_of(own[0][0], others_s)
+        deadlines = (own and own[0][0], self.preparation.next_deadline(), self.remote.next_deadline())
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def make_stats(self) -> SchedulerStats:
         """Return a snapshot of the counters. The mark of a prefix cache reset is in one snapshot only."""

@@ -29,8 +29,6 @@ FEATURES: Final = (
     "prefill_pair",
 )
 """The names of the features, in the order of coefficients."""
-_FEW: Final = 48
-"""Requests of a step whose numbers are added faster one by one."""
 NUM_FEATURES: Final = len(FEATURES)
 
 
@@ -60,8 +58,6 @@ class StepShape:
         num_drafts: the most draft tokens of a decoding request. A chunk as short as a decode with drafts counts as a
         decode, which costs the same
         """
-        if len(num_new_tokens) <= _FEW:
-            return cls._of_few(num_new_tokens.tolist(), num_computed_tokens.tolist(), num_drafts)
         is_decode = num_new_tokens <= 1 + num_drafts
         chunks, before = num_new_tokens[~is_decode], num_computed_tokens[~is_decode]
         return cls(
@@ -72,22 +68,6 @@ class StepShape:
             num_prefill_context=int(before.sum()),
             num_prefill_pairs=float((chunks * (before + chunks / 2)).sum()),
         )
-
-    @classmethod
-    def _of_few(cls, num_new_tokens: list[int], num_computed_tokens: list[int], num_drafts: int) -> StepShape:
-        """Do what of_batch() does. All sums are of whole and half numbers, and so the same in any order."""
-        num_decodes = num_decode_context = num_prefill_context = 0
-        num_prefill_pairs = 0.0
-        for chunk, before in zip(num_new_tokens, num_computed_tokens, strict=True):
-            if chunk <= 1 + num_drafts:
-                num_decodes += 1
-                num_decode_context += before
-            else:
-                num_prefill_context += before
-                num_prefill_pairs += chunk * (before + chunk / 2)
-        num_prefills = len(num_new_tokens) - num_decodes
-        num_tokens = sum(num_new_tokens)
-        return cls(num_tokens, num_decodes, num_decode_context, num_prefills, num_prefill_context, num_prefill_pairs)
 
 
 def features_of(

@@ -30,15 +30,16 @@ class EventQueue:
 
     def at(self, time_s: float, action: Callable[[*Args], None], *args: *Args) -> None:
         """Call the action at a time that has not passed."""
-        assert time_s >= self.now_s, f"{time_s} has passed: it is {self.now_s}"
-        self._num_events += 1
-        heapq.heappush(self._heap, (time_s, _AFTER_STEPS, self._num_events, action, args))
+        self._put(time_s, _AFTER_STEPS, action, args)
 
     def at_end_of_step(self, time_s: float, engine: int, action: Callable[[*Args], None], *args: *Args) -> None:
         """Call the action when a step of an engine ends. engine: the engine's number"""
+        self._put(time_s, engine, action, args)
+
+    def _put(self, time_s: float, rank: int, action: Callable[..., None], args: tuple[object, ...]) -> None:
         assert time_s >= self.now_s, f"{time_s} has passed: it is {self.now_s}"
         self._num_events += 1
-        heapq.heappush(self._heap, (time_s, engine, self._num_events, action, args))
+        heapq.heappush(self._heap, (time_s, rank, self._num_events, action, args))
 
     def run(self, until_s: float, is_done: Callable[[], bool]) -> None:
         """Run events in their order, those included that they bring about, up to a time or until is_done()."""

@@ -45,7 +45,6 @@ from actors.core.loads.loading_requests import LoadingRequests
 from actors.core.loads.prefix_loads import PrefixLoads
 from actors.core.loads.transfer_parts import TransferParts
 from actors.core.outputs.ending import Ending
-from actors.core.queue.removable_heap import earlier_of
 from actors.core.queue.request_queue import RequestQueue
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
@@ -202,7 +201,8 @@ class RemoteKV:
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline of a load or of embeddings, in seconds by the engine's clock; None for none."""
-        return earlier_of(self._loading.next_deadline(), self.embeddings.next_deadline())
+        deadlines = (self._loading.next_deadline(), self.embeddings.next_deadline())
+        return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def update(
         self, output: reports.KVConnectorOutput, requests: Mapping[str, Request], queues: Queues, now_s: float

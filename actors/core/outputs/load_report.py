@@ -6,8 +6,6 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-import numpy as np
-
 from actors.config import SchedulerConfig
 from actors.core.outputs.scheduler_stats import LoadReport, PrefixCacheStats
 from actors.core.requests.request import Request
@@ -139,8 +137,8 @@ def _running_work(rows: RunningRows) -> _RunningWork:
     num_computed = rows.num_computed[live]
     num_missing = rows.num_prompt[live] - num_computed
     is_computing = num_missing > 0
-    if not np.count_nonzero(is_computing):
-        return _RunningWork(0, len(live), int(np.add.reduce(num_computed)))
+    if not is_computing.any():
+        return _RunningWork(0, len(live), int(num_computed.sum()))
     decodes = ~is_computing
     computing = rows.requests[live[is_computing & ~rows.is_producer[live]]].tolist()
     return _RunningWork(

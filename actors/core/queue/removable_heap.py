@@ -56,10 +56,3 @@ class RemovableHeap(Generic[OrderT]):
             self._heap = [(order, name) for name, order in self._order_of.items()]
             heapq.heapify(self._heap)
         return True
-
-
-def earlier_of(one_s: float | None, other_s: float | None) -> float | None:
-    """Return the earlier one of two deadlines; None stands for no deadline."""
-    if one_s is None or other_s is None:
-        return other_s if one_s is None else one_s
-    return min(one_s, other_s)

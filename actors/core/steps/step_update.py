@@ -72,11 +72,11 @@ class StepUpdate:
         indices, tokens = batch.rows[:num_plain], token_ids[:num_plain, 0]
         num_computed = batch.num_computed_tokens[:num_plain] + 1
         is_live = rows.epochs[indices] == batch.epochs[:num_plain]
-        if np.count_nonzero(is_live) < len(indices):
+        if not is_live.all():
             indices, tokens, num_computed = indices[is_live], tokens[is_live], num_computed[is_live]
         if not len(indices):
             return []
-        if np.count_nonzero(tokens == NO_TOKEN):
+        if (tokens == NO_TOKEN).any():
             raise IntegrityError("a request decoded in this step, and no token was sampled for it")
         num_tokens = num_computed + 1
         for all_token_ids, token_id in zip(rows.token_lists[indices].tolist(), tokens.tolist(), strict=True):
@@ -92,10 +92,10 @@ class StepUpdate:
         """Report the requests that go on, and return the ends of the requests that their token completes."""
         rows = self._rows
         positions = num_tokens - 1 - rows.num_prompt[indices]
-        may_stop = np.logical_or.reduce(tokens[:, None] == rows.stop_token_ids[indices], axis=1)
+        may_stop = (tokens[:, None] == rows.stop_token_ids[indices]).any(axis=1)
         may_stop |= num_tokens >= rows.max_num_tokens[indices]
         endings: list[Ending] = []
-        if np.count_nonzero(may_stop):
+        if may_stop.any():
             goes_on = np.ones(len(indices), dtype=bool)
             for index in may_stop.nonzero()[0].tolist():
                 request: Request = rows.requests[indices[index]]

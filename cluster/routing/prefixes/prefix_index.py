@@ -181,8 +181,7 @@ class PrefixIndex:
 
     def store(self, engine: EngineKey, keys: BlockKeys, positions: npt.NDArray[np.uint32]) -> None:
         """Note that an engine has reported these blocks. positions: of each in its prefix, in blocks from 0"""
-        if self.stride > 1:
-            keys = keys[(positions.astype(np.uint64) + np.uint64(1)) % np.uint64(self.stride) == 0]
+        keys = keys[(positions.astype(np.uint64) + np.uint64(1)) % np.uint64(self.stride) == 0]
         slot = self._written_slot(engine)
 
         def change(holders: HolderSet | None) -> HolderSet | None:

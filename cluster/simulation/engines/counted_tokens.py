@@ -87,9 +87,6 @@ class CountedTokens(list[int]):
     def __getitem__(self, index: SupportsIndex | slice) -> int | list[int]:
         """Return a token, or some; the first ones are counted, too."""
         if isinstance(index, slice):
-            stop = index.stop
-            if index.start is None and index.step is None and isinstance(stop, int) and stop >= 0:
-                return CountedTokens(min(stop, self._num_tokens), self.identity)
             found = range(*index.indices(self._num_tokens))
             is_first = not found.start and found.step == 1
             return CountedTokens(len(found), self.identity) if is_first else [TOKEN] * len(found)

@@ -133,7 +133,7 @@ class DecodeRun:
         if not num_new_steps and not num_new_tokens:
             return
         is_live = rows.epochs[self._indices] == self._epochs
-        if np.count_nonzero(is_live) < len(is_live):
+        if not is_live.all():
             self._indices, self._epochs = self._indices[is_live], self._epochs[is_live]
         rows.num_computed[self._indices] += num_new_steps
         rows.num_expected[self._indices] += num_new_tokens
@@ -193,7 +193,7 @@ def num_free_steps(scheduler: Scheduler, connector: SchedulerSide, max_steps: in
     indices = rows.epochs.nonzero()[0]
     num_computed, num_expected = rows.num_computed[indices], rows.num_expected[indices]
     decodes = (num_expected - num_computed == 1) & (num_computed >= rows.num_prompt[indices]) & rows.is_plain[indices]
-    if np.count_nonzero(decodes) < len(indices):
+    if not decodes.all():
         return 0
     # The last of these steps completes a request.
     num_steps = min(int((rows.max_num_tokens[indices] - num_expected).min()), max_steps)

@@ -47,19 +47,14 @@ class StepLog:
 
     def add_all(self, ends_s: Floats) -> None:
         """Note the ends of several steps."""
-        if not len(ends_s):
-            return
         if len(ends_s) < _FEW:
-            busy_s, begun_s = self.busy_s, self._begun_s
             for end_s in ends_s.tolist():
-                busy_s += end_s - begun_s
-                begun_s = end_s
-            self.busy_s, self._begun_s = busy_s, begun_s
-        else:
-            seconds = np.diff(ends_s, prepend=self._begun_s)
-            # A cumulative sum adds one number after the other, as single steps do.
-            self.busy_s = float(np.cumsum(np.concatenate(([self.busy_s], seconds)))[-1])
-            self._begun_s = float(ends_s[-1])
+                self.add(end_s)
+            return
+        seconds = np.diff(ends_s, prepend=self._begun_s)
+        # A cumulative sum adds one number after the other, as single steps do.
+        self.busy_s = float(np.cumsum(np.concatenate(([self.busy_s], seconds)))[-1])
+        self._begun_s = float(ends_s[-1])
         self._ends.frombytes(ends_s.tobytes())
         if len(self._ends) > _MAX_ENDS:
             self._forget()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Generic
 
@@ -96,7 +95,7 @@ class RequestFlight(Generic[EngineT]):
             return
         times_s = log.close(self.request_id, num_tokens - self.num_tokens)
         if len(times_s) > 1:
-            self._gaps.append(times_s[1:] - times_s[:-1])
+            self._gaps.append(np.diff(times_s))
             self.last_token_s = float(times_s[-1])
             self.num_tokens = num_tokens
 
@@ -157,4 +156,4 @@ def refused(offered: WorkloadRequest) -> SimulatedRequest:
 
 def _quantile(ordered: Floats, part: float) -> float:
     """Return the smallest value that at least this part of the values do not exceed."""
-    return float(ordered[max(math.ceil(part * len(ordered)) - 1, 0)])
+    return float(ordered[max(int(np.ceil(part * len(ordered))) - 1, 0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Protocol
 
 import numpy as np
@@ -39,12 +40,12 @@ class ModelStepTimes:
     model: StepCostModel
     slowness: float = 1.0
     _costs: dict[str, float] = field(init=False, repr=False, compare=False)
-    _hinges: tuple[tuple[int, float], ...] = field(init=False, repr=False, compare=False)
+    _hinges: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         costs = {name: self.slowness * cost for name, cost in self.model.seconds_by_feature.items()}
         object.__setattr__(self, "_costs", costs)
-        object.__setattr__(self, "_hinges", tuple((hinge, costs[f"token_above_{hinge}"]) for hinge in HINGES))
+        object.__setattr__(self, "_hinges", tuple(costs[f"token_above_{hinge}"] for hinge in HINGES))
 
     def step_s(self, shape: StepShape) -> float:
         """Return the prediction for a step."""
@@ -60,12 +61,8 @@ class ModelStepTimes:
     def _parts(self, shape: StepShape) -> tuple[float, float]:
         """Return the seconds that do not depend on the decodes' context, and those of a token of it."""
         costs, num_tokens = self._costs, shape.num_tokens
-        above = 0.0
-        for hinge, cost in self._hinges:
-            if num_tokens <= hinge:
-                break
-            above += cost * (num_tokens - hinge)
-        fixed_s = costs["step"] + costs["token"] * num_tokens + above
+        above = [max(num_tokens - hinge, 0) for hinge in HINGES]
+        fixed_s = costs["step"] + costs["token"] * num_tokens + sum(map(mul, self._hinges, above))
         fixed_s += costs["decode"] * shape.num_decodes
         if shape.num_prefills:
             fixed_s += costs["prefill"] + costs["prefill_context_token"] * shape.num_prefill_context

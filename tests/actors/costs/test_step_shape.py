@@ -15,14 +15,6 @@ def test_a_decode_with_drafts_is_a_decode() -> None:
     assert (shape.num_decodes, shape.num_prefills, shape.num_tokens) == (1, 1, 11)
 
 
-def test_a_long_batch_is_described_as_its_parts_are() -> None:
-    draw = np.random.default_rng(1)
-    new, before = draw.choice([1, 3, 7, 2047], size=200), draw.integers(0, 100_000, size=200)
-    parts = [StepShape.of_batch(new[part : part + 20], before[part : part + 20]) for part in range(0, 200, 20)]
-    sums = [sum(getattr(part, name) for part in parts) for name in StepShape.__slots__]
-    assert StepShape.of_batch(new, before) == StepShape(*sums)
-
-
 def test_features_have_the_order_of_their_names() -> None:
     [features] = features_of_shapes([StepShape(300, 4, 1000, 2, 64, 5000.0)])
     assert dict(zip(FEATURES, features.tolist(), strict=True)) == {

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 
-from actors.core.queue.removable_heap import RemovableHeap, earlier_of
+from actors.core.queue.removable_heap import RemovableHeap
 
 
 def test_ids_come_in_their_order_and_equal_ones_by_id() -> None:
@@ -55,9 +55,3 @@ def test_it_agrees_with_a_sorted_list_and_keeps_few_tombstones() -> None:
         peeked = heap.peek()
         assert (None if peeked is None else (peeked[0][0], peeked[1])) == first
     assert len(heap) == len(model)
-
-
-def test_the_earlier_deadline_counts_and_none_is_no_deadline() -> None:
-    assert earlier_of(None, None) is None
-    assert earlier_of(0.0, None) == earlier_of(None, 0.0) == 0.0
-    assert earlier_of(2.0, 1.0) == earlier_of(1.0, 2.0) == 1.0
