@@ -10,17 +10,16 @@ import pytest
 from actors.config import EngineConfig, SpeculativeConfig
 from actors.core.requests.request import RequestStatus
 from actors.core.requests.sampling_params import SamplingParams
-from actors.model.attention.vllm_cpu_library import load_library
 from tests.checkpoints import make_checkpoint
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
+from tests.vllm_cpu import NEEDS_VLLM_CPU
 
 pytestmark = pytest.mark.usefixtures("shared_models")
 
 Backend = Literal["torch", "vllm_cpu"]
 NUM_TOKENS = 24
 LENGTHS = (5, 30, 17, 40)
-needs_library = pytest.mark.skipif(load_library() is not None, reason=str(load_library()))
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +56,9 @@ def check(pair: EnginePair, directory: Path) -> None:
     ("prefill", "decode"),
     [
         ("torch", "torch"),
-        pytest.param("vllm_cpu", "torch", marks=needs_library),
-        pytest.param("torch", "vllm_cpu", marks=needs_library),
-        pytest.param("vllm_cpu", "vllm_cpu", marks=[needs_library, pytest.mark.more]),
+        pytest.param("vllm_cpu", "torch", marks=NEEDS_VLLM_CPU),
+        pytest.param("torch", "vllm_cpu", marks=NEEDS_VLLM_CPU),
+        pytest.param("vllm_cpu", "vllm_cpu", marks=NEEDS_VLLM_CPU),
     ],
 )
 def test_handed_over_tokens_equal_generate_whatever_the_backends(
@@ -69,7 +68,7 @@ def test_handed_over_tokens_equal_generate_whatever_the_backends(
         check(pair, directory)
 
 
-@pytest.mark.parametrize("backend", ["torch", pytest.param("vllm_cpu", marks=needs_library)])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("vllm_cpu", marks=NEEDS_VLLM_CPU)])
 def test_drafts_are_checked_together_and_keep_the_tokens(backend: Backend, directory: Path) -> None:
     with EnginePair(engine(directory, backend), engine(directory, backend, drafts=True)) as pair:
         check(pair, directory)

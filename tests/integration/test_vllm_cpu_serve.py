@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.model.attention.vllm_cpu_library import load_library
 from actors.process.cpu_binding import read_host_cpus
 from cluster.api.protos.raypd.v1 import admin_pb2
 from cluster.client import GenerateClient
@@ -20,12 +19,12 @@ from tests.checkpoints import make_checkpoint
 from tests.integration.served import ServeProcess
 from tests.patience import TEST_S
 from tests.reference import greedy_tokens, random_prompt
+from tests.vllm_cpu import NEEDS_VLLM_CPU
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.more,
     pytest.mark.timeout(TEST_S),
-    pytest.mark.skipif(load_library() is not None, reason=str(load_library())),
+    *NEEDS_VLLM_CPU,
 ]
 
 NUM_TOKENS = 20

