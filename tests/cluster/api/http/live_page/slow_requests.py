@@ -135,6 +135,7 @@ def _record(
     return ended(
         attempt,
         request_id=name,
+        tenant="",
         arrived_at_s=arrived_s,
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=attempt.num_new_tokens,
