@@ -1,10 +1,11 @@
 """Records the requests of an ingress in its request trace, in a thread of its own.
 
 Theory: the event loop only appends to a bounded queue, which takes microseconds whatever the disk does. The thread
-takes requests from the queue, hashes their prompts and writes their lines. If the disk is slower than the requests, the
-queue is full and further lines are dropped; if a write fails, its line is dropped. Dropped lines are counted, and their
-numbers are missing in the trace. Invariant: the queue has at most MAX_PENDING requests, and of more than one request at
-most MAX_PENDING_TOKENS prompt tokens.
+takes requests from the queue, hashes their prompts and writes their lines. It wakes up a few times a second for all of
+them, since a thread that wakes for each takes the interpreter from the event loop each time. If the disk is slower than
+the requests, the queue is full and further lines are dropped; if a write fails, its line is dropped. Dropped lines are
+counted, and their numbers are missing in the trace. Invariant: the queue has at most MAX_PENDING requests, and of more
+than one request at most MAX_PENDING_TOKENS prompt tokens.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 MAX_PENDING: Final = 2048
 MAX_PENDING_TOKENS: Final = 1_000_000
 """A token of a list takes about 36 bytes."""
+_GATHER_S: Final = 0.25
+"""How long the thread lets requests gather before it writes their lines, unless half of the queue is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,8 @@ class RequestTracer:
                 return
             self._pending.append(ended)
             self._num_pending_tokens = num_tokens
-            self._changed.notify()
+            if len(self._pending) == 1 or self._is_half_full():
+                self._changed.notify()
 
     def view(self) -> RequestTraceView:
         """Return how many lines were written and dropped since the start, and why writing fails now."""
@@ -108,14 +112,24 @@ class RequestTracer:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while (ended := self._next()) is not None:
-            self._write(ended)
+        while self._gather():
+            while (ended := self._take()) is not None:
+                self._write(ended)
         self._parts.close()
 
-    def _next(self) -> _Ended | None:
-        """Wait for the next request; None if there is none to come."""
+    def _gather(self) -> bool:
+        """Wait until there are requests to write; False if there are none to come."""
         with self._changed:
             self._changed.wait_for(lambda: self._pending or self._is_closing)
+            self._changed.wait_for(lambda: self._is_closing or self._is_half_full(), _GATHER_S)
+            return bool(self._pending)
+
+    def _is_half_full(self) -> bool:
+        return 2 * len(self._pending) >= MAX_PENDING or 2 * self._num_pending_tokens >= MAX_PENDING_TOKENS
+
+    def _take(self) -> _Ended | None:
+        """Take the oldest request out of the queue; None if it is empty."""
+        with self._changed:
             if not self._pending:
                 return None
             ended = self._pending.popleft()

@@ -74,6 +74,18 @@ def test_what_is_recorded_can_be_read_in_the_order_of_arrival(tmp_path: Path) ->
     assert first.blocks == second.blocks
 
 
+@pytest.mark.parametrize("num_requests", [1, MAX_PENDING])
+def test_lines_are_written_soon_though_nothing_follows(num_requests: int, tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.may_write.set()
+    tracer = RequestTracer(disk, 0.0)
+    for number in range(num_requests):
+        tracer.put(record(number), 0.0, None)
+    assert disk.waits.wait(30), "nothing is written before the tracer is closed"
+    tracer.close(30)
+    assert tracer.view() == RequestTraceView(num_lines=num_requests)
+
+
 def test_hashes_are_not_those_of_the_clusters_key(tmp_path: Path) -> None:
     found = []
     for name, key in (("a", PUBLIC_KEY), ("b", PUBLIC_KEY), ("c", BlockHashKey(b"c" * 32))):
