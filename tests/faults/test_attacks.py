@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc.aio
 import msgspec
@@ -33,7 +33,7 @@ from tests.kv_transfer.connected_workers import LAYOUT
 from tests.trusted import member
 
 METHODS = {Purpose.SESSION: SESSION_METHOD, Purpose.CONTROL: CONTROL_METHOD, Purpose.ENCODE: ENCODE_METHOD}
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(params=["tcp_engines", "sharing_engines"], ids=["tcp", "shared memory"])
@@ -48,20 +48,42 @@ def party(engine: EngineProcess) -> Party:
     return Party(engine.spec.engine_id, engine.spec.incarnation)
 
 
-async def say(engine: EngineProcess, purpose: Purpose, frame: bytes, *, is_member: bool) -> None:
-    """Send one frame on a stream, with or without a proof, and wait until the engine ends the stream or a moment."""
-    async with grpc.aio.insecure_channel(engine.address) as channel:
+class Attacker:
+    """An async context manager that says things on streams of its own, each of which stays open to its end.
+
+    A stream that is cancelled early may take the frame with it that the engine was to refuse and count.
+    """
+
+    def __init__(self) -> None:
+        self._open = contextlib.AsyncExitStack()
+        self._said: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._open.aclose()
+        await asyncio.gather(*self._said, return_exceptions=True)
+
+    async def say(self, engine: EngineProcess, purpose: Purpose, frame: bytes, *, is_member: bool) -> None:
+        """Send one frame on a stream, with or without a proof, and wait a moment for the engine to end the stream."""
+        channel = await self._open.enter_async_context(grpc.aio.insecure_channel(engine.address))
         metadata: Any = ()
         if is_member:
             metadata = (await prove(channel, member("evil-0"), purpose, party(engine), TIMEOUT_S)).metadata
         stream: Any = channel.stream_stream(METHODS[purpose])
         call = stream(metadata=metadata)
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-            async with asyncio.timeout(0.3):
-                await call.write(frame)
-                while await call.read() is not grpc.aio.EOF:
-                    pass
-        call.cancel()
+        self._open.callback(call.cancel)
+        # Whoever cancels a read cancels the stream.
+        said = asyncio.create_task(self._say(call, frame))
+        self._said.append(said)
+        await asyncio.wait({said}, timeout=0.3)
+
+    async def _say(self, call: Any, frame: bytes) -> None:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await call.write(frame)
+            while await call.read() is not grpc.aio.EOF:
+                pass
 
 
 def bad_hellos(engine: EngineProcess) -> Iterator[bytes]:
@@ -131,7 +153,8 @@ async def test_a_pair_of_engines_outlives_attacks_from_inside_and_answers_as_bef
     await engines.check_handed_over(prefill, decode)
     is_shared = engines._is_pool_shared and engines._link_kind == "SharedMemoryLink"
     draw = random.Random(1)
-    async with strangers_at_every_socket():
+    async with Attacker() as attacker, strangers_at_every_socket():
+        say = attacker.say
         for engine in (prefill, decode):
             request = engines.ask().request
             for purpose in METHODS:
@@ -149,13 +172,13 @@ async def test_a_pair_of_engines_outlives_attacks_from_inside_and_answers_as_bef
         await engines.check_pair(victim, prefill, decode)
         for _ in range(3):
             await engines.check_pair(engines.ask(), prefill, decode)
-    if is_shared:
-        check_pool_is_sealed(prefill)
-    for engine in (prefill, decode):
-        assert engine.is_alive
-        async with asyncio.timeout(TIMEOUT_S):
-            while not is_counted(engines, engine):  # noqa: ASYNC110  # another process
-                await asyncio.sleep(0.1)
+        if is_shared:
+            check_pool_is_sealed(prefill)
+        for engine in (prefill, decode):
+            assert engine.is_alive
+            async with asyncio.timeout(TIMEOUT_S):
+                while not is_counted(engines, engine):  # noqa: ASYNC110  # another process
+                    await asyncio.sleep(0.1)
     await engines.check_handed_over(prefill, decode)
 
 
