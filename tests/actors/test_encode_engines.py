@@ -19,6 +19,7 @@ from actors.config import EngineConfig
 from actors.core.outputs.scheduler_stats import EmbeddingStats
 from actors.core.requests.request import EngineCoreRequest
 from actors.engine_server import EngineServer
+from actors.sessions import remote_encoding
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.sessions.session import EngineSession
 from kv_transfer.config import KVTransferConfig
@@ -32,7 +33,7 @@ from tests.trusted import TRUST, member
 from tests.vision import num_encoded_by
 
 CheckpointOf = Callable[[str], Path]
-PATIENT_S = 30.0
+PATIENT_S = 60.0
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ class Engines:
     async def assert_whole(self) -> None:
         """Nothing is left of any transfer at either end, in the scheduler or in the pool's memory."""
         for server in (self.encode, self.prefill):
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(PATIENT_S):
                 while await read(server, lambda core: core.scheduler.has_requests()):
                     pass
             await read(server, lambda core: core.scheduler.check_integrity())
@@ -98,15 +99,20 @@ async def engines(
     *,
     encode: dict[str, Any] | None = None,
     prefill: dict[str, Any] | None = None,
-    timeout_s: float = PATIENT_S,
 ) -> AsyncIterator[Engines]:
     """encode, prefill: of engine_config()."""
-    transfer = KVTransferConfig(transport="tcp", connect_timeout_s=2.0, chunk_timeout_s=1.0, checksum=True)
+    transfer = KVTransferConfig(
+        transport="tcp",
+        connect_timeout_s=PATIENT_S,
+        link_timeout_s=PATIENT_S,
+        chunk_timeout_s=PATIENT_S,
+        checksum=True,
+    )
 
     def config(settings: dict[str, Any] | None) -> EngineConfig:
         defaults: dict[str, Any] = {"block_size": 8, "transfer": transfer}
         made = engine_config(case.directory, **(defaults | (settings or {})))
-        scheduler = made.scheduler.model_copy(update={"encode_timeout_s": timeout_s})
+        scheduler = made.scheduler.model_copy(update={"encode_timeout_s": PATIENT_S})
         return made.model_copy(update={"scheduler": scheduler})
 
     encoding, prefilling = (
@@ -116,7 +122,9 @@ async def engines(
     try:
         encoder = EngineAddress("encode-0", 1, await encoding.start("127.0.0.1"))
         address = await prefilling.start("127.0.0.1")
-        session = EngineSession(EngineDescriptor("prefill-0", 1, EngineRole.BOTH, address), member(), timeout_s=10.0)
+        session = EngineSession(
+            EngineDescriptor("prefill-0", 1, EngineRole.BOTH, address), member(), timeout_s=PATIENT_S
+        )
         await session.open()
         try:
             yield Engines(encoding, prefilling, encoder, session)
@@ -169,16 +177,33 @@ class Barrier:
         self._is_open.set()
 
     async def wait_reached(self) -> None:
-        assert await asyncio.to_thread(self._is_reached.wait, 10.0)
+        assert await asyncio.to_thread(self._is_reached.wait, PATIENT_S)
 
     def _wait(self) -> None:
         self._is_reached.set()
-        assert self._is_open.wait(10.0)
+        assert self._is_open.wait(PATIENT_S)
+
+
+class Deadlines:
+    """asyncio for a module, with its timeouts in the test's hands: no deadline passes before the test lets it."""
+
+    def __init__(self) -> None:
+        self._made: list[asyncio.Timeout] = []
+
+    def timeout(self, delay_s: float | None) -> asyncio.Timeout:
+        self._made.append(asyncio.timeout(delay_s))
+        return self._made[-1]
+
+    def let_the_last_one_pass(self) -> None:
+        self._made[-1].reschedule(asyncio.get_running_loop().time())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
 
 
 async def assert_encoded_here(pair: Engines, case: Case, answer: asyncio.Task[list[int]], seed: int) -> None:
     """The answer is right all the same, nothing is left behind, and the next image comes over the link again."""
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(PATIENT_S):
         assert await answer == case.expected((seed,))
     assert num_encoded_by(pair.prefill) == 1
     assert pair.num_fetched == {"r": 0}
@@ -190,10 +215,12 @@ async def assert_encoded_here(pair: Engines, case: Case, answer: asyncio.Task[li
 async def test_a_transfer_past_its_deadline_is_cancelled_and_the_image_is_encoded_here(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    barrier = Barrier(monkeypatch)
-    async with engines(case, timeout_s=1.0) as pair:
+    barrier, deadlines = Barrier(monkeypatch), Deadlines()
+    monkeypatch.setattr(remote_encoding, "asyncio", deadlines)
+    async with engines(case) as pair:
         answer = asyncio.create_task(pair.ask(case.request("r", (1,))))
         await barrier.wait_reached()
+        deadlines.let_the_last_one_pass()
         assert await answer == case.expected((1,)), "while the chunk is still on its way"
         barrier.open()
         await assert_encoded_here(pair, case, answer, 1)
@@ -216,7 +243,7 @@ async def test_a_request_that_ends_while_its_image_travels_leaves_nothing(
             pair.session.abort("r")
         else:
             await pair.session.close()
-        await asyncio.wait([encoding], timeout=10.0)
+        await asyncio.wait([encoding], timeout=PATIENT_S)
         barrier.open()
         await pair.assert_whole()
         assert num_encoded_by(pair.prefill) == 0
@@ -230,7 +257,7 @@ async def test_an_encode_engine_that_ends_in_mid_transfer_costs_nothing_but_time
         answer = asyncio.create_task(pair.ask(case.request("r", (1,))))
         await barrier.wait_reached()
         ending = asyncio.create_task(pair.encode.stop())
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(PATIENT_S):
             assert await answer == case.expected((1,))
         barrier.open()
         await ending

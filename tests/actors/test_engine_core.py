@@ -215,7 +215,7 @@ class BlockingWorker:
         self.dtype = "float32"
 
     def launch(self, scheduler_output: SchedulerOutput) -> WorkerStep:
-        assert self.may_go.wait(10)
+        assert self.may_go.wait(60)
         return WorkerStep(KnownStep(ModelRunnerOutput(scheduler_output.batch.req_ids, [[1]])), None, None)
 
     def shutdown(self) -> None:

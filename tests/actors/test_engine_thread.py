@@ -16,7 +16,7 @@ from actors.engine_core import EngineCore, StepResult
 from actors.engine_thread import EngineThread
 from actors.process.cpu_binding import ComputeThreads, CpuBinding, CpuShare, HostCpus, decide_binding
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 class FakeCore:

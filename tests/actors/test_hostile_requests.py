@@ -36,6 +36,7 @@ from tests.engine_pair import engine_config
 from tests.trusted import TRUST, member
 from tests.vision import VISION_FAMILIES, VisionReference, draw_image, image_marker, place_images
 
+TIMEOUT_S = 60.0
 PROMPT = list(range(1, 41))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 REQUEST = EngineCoreRequest(request_id="bad", prompt_token_ids=PROMPT, sampling_params=GREEDY)
@@ -45,9 +46,11 @@ PEER = EngineAddress("prefill-9", 1, "127.0.0.1:1")
 
 @asynccontextmanager
 async def served(checkpoint: Path) -> AsyncIterator[tuple[EngineServer, EngineSession]]:
-    engine = EngineServer(engine_config(checkpoint, transfer=KVTransferConfig(transport="tcp")), "decode-0", 1, TRUST)
+    engine = EngineServer(
+        engine_config(checkpoint, transfer=KVTransferConfig(transport="tcp", link_timeout_s=60.0)), "decode-0", 1, TRUST
+    )
     address = await engine.start("127.0.0.1")
-    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=10.0)
+    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=TIMEOUT_S)
     await session.open()
     try:
         yield engine, session
@@ -57,7 +60,7 @@ async def served(checkpoint: Path) -> AsyncIterator[tuple[EngineServer, EngineSe
 
 
 async def answer(session: EngineSession, request: EngineCoreRequest) -> list[EngineCoreOutput]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         return [output async for output in session.submit(request)]
 
 
@@ -153,7 +156,7 @@ async def test_what_a_model_cannot_be_given_is_refused_alone(checkpoint: Callabl
 async def check_integrity(engine: EngineServer) -> None:
     assert engine.error is None
     assert engine._core is not None
-    await asyncio.wait_for(engine._ask(engine._core.scheduler.check_integrity), 20)
+    await asyncio.wait_for(engine._ask(engine._core.scheduler.check_integrity), TIMEOUT_S)
 
 
 def packed(array: np.ndarray) -> PackedArray:
@@ -256,12 +259,12 @@ async def test_what_is_no_message_ends_its_session_and_nothing_else(checkpoint: 
     async with served(checkpoint("llama")) as (engine, session):
         for frame in FRAMES.values():
             async with grpc.aio.insecure_channel(session.descriptor.address) as channel:
-                proof = await prove(channel, member(), Purpose.SESSION, Party("decode-0", 1), 20.0)
+                proof = await prove(channel, member(), Purpose.SESSION, Party("decode-0", 1), TIMEOUT_S)
                 method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(SESSION_METHOD)
                 call = method(metadata=proof.metadata)
                 await proof.confirm(call)
                 await call.write(frame)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(TIMEOUT_S):
                     while await call.read() is not grpc.aio.EOF:
                         pass
         assert len(tokens(await answer(session, REQUEST))) == 8

@@ -169,7 +169,7 @@ def test_who_waits_for_an_adapter_holds_nobody_up(
     may_load = threading.Event()
 
     def read_late(directory: str, limits: LoraConfig) -> AdapterFiles:
-        assert may_load.wait(30), "nobody let it"
+        assert may_load.wait(90), "nobody let it"
         return read_adapter(directory, limits)
 
     monkeypatch.setattr(store, "read_adapter", read_late)

@@ -34,7 +34,7 @@ from kv_transfer.trust.secret import Purpose
 from tests.engine_pair import engine_config
 from tests.trusted import TRUST, member
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 REQUEST = EngineCoreRequest(
     request_id="r", prompt_token_ids=list(range(1, 20)), sampling_params=SamplingParams(max_tokens=4, ignore_eos=True)
 )
@@ -71,7 +71,7 @@ class Running:
 
     async def answer(self, request_id: str) -> list[int]:
         """Return what the engine answers an ingress of its cluster."""
-        session = EngineSession(self.descriptor, member(), timeout_s=10.0)
+        session = EngineSession(self.descriptor, member(), timeout_s=TIMEOUT_S)
         await session.open()
         request = replace(REQUEST, request_id=request_id)
         tokens = [token async for output in session.submit(request) for token in output.new_token_ids]
@@ -90,7 +90,7 @@ class Running:
 
 @pytest.fixture
 async def engine(checkpoint: Callable[[str], Path]) -> AsyncIterator[Running]:
-    config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
+    config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp", link_timeout_s=60.0))
     server = EngineServer(config, "decode-0", 1, TRUST)
     address = await server.start("127.0.0.1")
     async with grpc.aio.insecure_channel(address) as channel:
@@ -128,7 +128,7 @@ async def test_a_stranger_is_told_nothing_and_does_nothing(engine: Running, capl
 async def test_a_guessed_secret_opens_nothing(engine: Running) -> None:
     stranger = member(trust=Trust(TrustMaterial.draw()))
     with pytest.raises(EngineLost, match="does not know the cluster's secret"):
-        await EngineSession(engine.descriptor, stranger, timeout_s=10.0).open()
+        await EngineSession(engine.descriptor, stranger, timeout_s=TIMEOUT_S).open()
     assert engine.server.is_idle
 
 

@@ -12,7 +12,7 @@ from kv_transfer.trust.grpc_proof import GrpcAcceptor
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.membership import Member, Trust, TrustMaterial
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 class ControlServer:

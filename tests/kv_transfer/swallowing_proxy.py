@@ -37,10 +37,10 @@ class SwallowingProxy:
     ) -> None:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join(10.0)
+        self._threads[0].join(60.0)
         self.cut()
         for thread in self._threads[1:]:
-            thread.join(10.0)
+            thread.join(60.0)
         self._listener.close()
         for connection in self._connections:
             connection.close()

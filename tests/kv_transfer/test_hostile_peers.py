@@ -44,6 +44,7 @@ SOURCE = (17, 3, 29, 8)
 TARGET = (2, 30, 11, 6)
 NUM_TOKENS = 14
 STRANGE_CONSUMER = "decode-9"
+TIMEOUT_S = 60.0
 READY = Ready("t-x", 0, 0, NUM_TOKENS)
 
 
@@ -70,11 +71,11 @@ class Attacker:
 
     def wait_closed(self) -> None:
         with self._has_news:
-            assert self._has_news.wait_for(lambda: self._is_closed, 10.0), f"only heard {self.heard}"
+            assert self._has_news.wait_for(lambda: self._is_closed, TIMEOUT_S), f"only heard {self.heard}"
 
     def wait_for(self, *kinds: type[ControlMessage]) -> None:
         with self._has_news:
-            is_there = self._has_news.wait_for(lambda: any(isinstance(one, kinds) for one in self.heard), 10.0)
+            is_there = self._has_news.wait_for(lambda: any(isinstance(one, kinds) for one in self.heard), TIMEOUT_S)
             assert is_there, f"only heard {self.heard}"
 
 
@@ -93,7 +94,9 @@ def dial_as(name: str, victim: Node, attacker: Attacker) -> ControlStream:
     """Dial as another engine of the cluster, which has proven to be that one."""
     own = victim.control
     assert isinstance(own, GrpcControl)
-    return GrpcControl(own._loop, member(name), GrpcAcceptor(TRUST), link_timeout_s=5.0).dial(victim.address, attacker)
+    return GrpcControl(own._loop, member(name), GrpcAcceptor(TRUST), link_timeout_s=TIMEOUT_S).dial(
+        victim.address, attacker
+    )
 
 
 def wait_dropped(node: Node, dropped: dict[str, int]) -> None:

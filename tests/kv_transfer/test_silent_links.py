@@ -15,6 +15,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome
 from kv_transfer.connector.steps import ProducerEnd
 from kv_transfer.handoff.control_messages import ControlMessage
+from kv_transfer.links import link_liveness
 from kv_transfer.links.control_streams import ControlStream
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress
@@ -29,7 +30,7 @@ from tests.kv_transfer.swallowing_proxy import SwallowingProxy
 SOURCE: Final = (17, 3, 29, 8)
 TARGET: Final = (2, 30, 11, 6)
 NUM_TOKENS: Final = 14
-CONFIG: Final = KVTransferConfig(link_timeout_s=0.4, chunk_timeout_s=0.4)
+IMPATIENT_S: Final = 0.4
 SILENT: Final = "the peer has been silent for 0.4 s"
 BROKEN: Final = "the data connection broke while nothing moved on it"
 """The reason of the second end to notice, if the first one has closed the link."""
@@ -67,6 +68,12 @@ class _ProxiedTransport:
         return _ProxiedPendingLink(self._listen(key), self._proxies)
 
 
+@pytest.fixture(autouse=True)
+def _frequent_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links are looked at ten times a second however patient an engine is."""
+    monkeypatch.setattr(link_liveness, "NUM_BEATS", 600)
+
+
 @pytest.fixture
 def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxies]:
     """Proxies of the data links of every worker that the test makes."""
@@ -85,11 +92,23 @@ def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxies]:
 @contextmanager
 def _pair_behind_a_proxy() -> Iterator[tuple[Pair, SwallowingProxy]]:
     """The consumer dials the producer's control stream through the proxy."""
-    with connected_pair("tcp", CONFIG) as pair:
+    with connected_pair("tcp") as pair:
         host, _, port = pair.producer.address.control_address.partition(":")
         with SwallowingProxy(int(port)) as proxy:
             pair.producer.address = replace(pair.producer.address, control_address=f"{host}:{proxy.port}")
             yield pair, proxy
+
+
+@contextmanager
+def _impatient(pair: Pair) -> Iterator[None]:
+    """Both ends give a silent peer up soon. Until then, and afterwards, they wait for a peer on a busy machine."""
+    pulses = [node.worker._agent._links._pulse for node in (pair.producer, pair.consumer)]
+    patient_s = pulses[0]._timeout_s
+    for pulse in pulses:
+        pulse._timeout_s = IMPATIENT_S
+    yield
+    for pulse in pulses:
+        pulse._timeout_s = patient_s
 
 
 def _wait_lost(node: Node) -> str:
@@ -120,7 +139,8 @@ def test_an_idle_link_whose_peer_falls_silent_is_closed_at_both_ends() -> None:
     with _pair_behind_a_proxy() as (pair, proxy):
         pair.hand_over("a", SOURCE, TARGET, NUM_TOKENS)
         proxy.swallow()
-        reasons = {_wait_lost(node) for node in (pair.producer, pair.consumer)}
+        with _impatient(pair):
+            reasons = {_wait_lost(node) for node in (pair.producer, pair.consumer)}
         assert SILENT in reasons <= {SILENT, BROKEN}
         proxy.heal()
         _check_that_all_is_well(pair)
@@ -131,9 +151,10 @@ def test_a_request_that_waits_for_its_first_chunk_is_given_back_to_both_ends() -
     with _pair_behind_a_proxy() as (pair, proxy):
         pair.begin("a", TARGET, NUM_TOKENS)
         proxy.swallow()
-        received = pair.consumer.wait_received("a")
-        assert received.outcome is LoadOutcome.FAILED
-        reasons = {received.reason, pair.producer.wait_failed_sending("a").replace("decode-0", "prefill-0")}
+        with _impatient(pair):
+            received = pair.consumer.wait_received("a")
+            assert received.outcome is LoadOutcome.FAILED
+            reasons = {received.reason, pair.producer.wait_failed_sending("a").replace("decode-0", "prefill-0")}
         lost = "link with prefill-0 lost: "
         assert lost + SILENT in reasons <= {lost + SILENT, lost + BROKEN}
         pair.producer.finish("a", ProducerEnd.ABORTED)
@@ -149,12 +170,13 @@ def test_what_arrived_before_the_silence_is_kept(monkeypatch: pytest.MonkeyPatch
     with _pair_behind_a_proxy() as (pair, proxy):
         pair.begin("a", TARGET, NUM_TOKENS)
         pair.producer.compute("a", SOURCE, 0, 8)
-        assert has_arrived.wait(10.0)
+        assert has_arrived.wait(60.0)
         proxy.swallow()
-        received = pair.consumer.wait_received("a")
+        with _impatient(pair):
+            received = pair.consumer.wait_received("a")
+            pair.producer.wait_failed_sending("a")
         assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 8)
         assert torch.equal(pair.consumer.cache, pair.expected_cache(SOURCE[:2], TARGET[:2]))
-        pair.producer.wait_failed_sending("a")
 
 
 class _Mute:
@@ -192,7 +214,7 @@ def test_a_load_that_is_cancelled_while_its_producer_does_not_answer_gives_its_b
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 700], ids=["before a chunk", "in its header", "inside a chunk"])
 def test_a_chunk_that_is_swallowed_costs_its_link_and_nothing_else(proxies: Proxies, num_bytes: int) -> None:
-    with connected_pair("tcp", CONFIG) as pair:
+    with connected_pair("tcp") as pair:
         pair.hand_over("first", SOURCE, range(12, 16), NUM_TOKENS)
         pair.begin("a", TARGET, NUM_TOKENS)
         (proxy,) = proxies.made
@@ -200,6 +222,7 @@ def test_a_chunk_that_is_swallowed_costs_its_link_and_nothing_else(proxies: Prox
             proxy.swallow_after(num_bytes)
         else:
             proxy.swallow()
+        pair.consumer.grow_impatient(IMPATIENT_S)
         pair.producer.compute("a", SOURCE, 0, NUM_TOKENS)
         pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)
         received = pair.consumer.wait_received("a")
@@ -211,7 +234,7 @@ def test_a_chunk_that_is_swallowed_costs_its_link_and_nothing_else(proxies: Prox
 
 
 def test_an_idle_data_connection_that_breaks_is_replaced_before_it_is_needed(proxies: Proxies) -> None:
-    with connected_pair("tcp", CONFIG) as pair:
+    with connected_pair("tcp") as pair:
         pair.hand_over("a", SOURCE, TARGET, NUM_TOKENS)
         (proxy,) = proxies.made
         proxy.cut()

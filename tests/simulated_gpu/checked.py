@@ -490,7 +490,7 @@ class TestTransfers:
             copier.start_step(StoreMetadata(saves=(block,)))
             cache[1].zero_()  # The next step writes the block.
             copier.start_step(StoreMetadata(loads=(BlockLoad("a", (replace(block, block_id=3),)),)))
-            assert done.wait(10.0)
+            assert done.wait(60.0)
             assert copier.take_loaded() == {"a": LoadedBlocks(1)}
         finally:
             copier.close()

@@ -16,7 +16,7 @@ from actors.costs.step_shape import NUM_FEATURES
 
 IDENTITY = CostIdentity("demo", "cpu", "float32")
 SURE = StepCostModel((1.0,) * NUM_FEATURES, (Residuals("decode", MIN_SURE_STEPS, median_size=0.1),), updated_at_s=7.0)
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 def keep(directory: Path, model: StepCostModel | None, engine_id: str = "decode-0") -> None:

@@ -15,7 +15,7 @@ from tests.trusted import RANK_TRUST
 
 T = TypeVar("T")
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
 
 
 def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T], trust: RankTrust = RANK_TRUST) -> list[T]:

@@ -28,7 +28,7 @@ give_back_what_is_free()
 
 
 def test_large_blocks_are_given_back_whatever_comes_between_them() -> None:
-    subprocess.run([sys.executable, "-c", _SCRIPT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", _SCRIPT], check=True, timeout=110)
 
 
 _THREADS = """
@@ -55,12 +55,12 @@ has_begun, may_end = threading.Barrier(9), threading.Event()
 threads = [threading.Thread(target=receive, args=(number, has_begun, may_end)) for number in range(8)]
 for thread in threads:
     thread.start()
-has_begun.wait(30)
+has_begun.wait(60)
 assert rss_mib() > first + 150, (first, rss_mib())
 may_end.set()
 for thread in threads:
     thread.join()
-end_s = time.monotonic() + 20
+end_s = time.monotonic() + 60
 while rss_mib() > first + 30:
     assert time.monotonic() < end_s, (first, rss_mib())
     time.sleep(0.05)
@@ -68,4 +68,4 @@ while rss_mib() > first + 30:
 
 
 def test_small_blocks_of_every_thread_are_given_back_soon() -> None:
-    subprocess.run([sys.executable, "-c", _THREADS], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", _THREADS], check=True, timeout=110)

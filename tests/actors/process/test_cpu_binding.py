@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from actors.process import cpu_binding
 from actors.process.cpu_binding import (
     ComputeThreads,
     CpuBinding,
@@ -99,7 +100,10 @@ def test_two_processes_that_start_at_the_same_time_never_have_a_core_together(na
         assert sorted(first + second) == [0, 1, 2, 3]
 
 
-def test_an_engine_waits_a_moment_for_the_cores_of_one_that_is_ending(name: str) -> None:
+def test_an_engine_waits_a_moment_for_the_cores_of_one_that_is_ending(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_binding, "_NUM_TRIES", 600)
     predecessor = _decide(name, num_cpus=4)
     release = threading.Timer(0.15, predecessor.release)
     release.start()

@@ -67,7 +67,7 @@ async def test_another_thread_sees_that_the_loop_is_busy_while_it_is() -> None:
     is_seen = threading.Event()
 
     def look() -> None:
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while watch.busy_s < 0.05 and time.monotonic() < deadline_s:
             is_seen.wait(0.005)
         seen_s.append(watch.busy_s)
@@ -75,7 +75,7 @@ async def test_another_thread_sees_that_the_loop_is_busy_while_it_is() -> None:
 
     looking = threading.Thread(target=look)
     looking.start()
-    assert is_seen.wait(10), "the loop is busy with this until it is seen"
+    assert is_seen.wait(60), "the loop is busy with this until it is seen"
     looking.join()
     await rounds(watch)
     assert seen_s[0] >= 0.05

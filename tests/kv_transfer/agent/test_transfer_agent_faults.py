@@ -5,6 +5,7 @@ Tests of kv_transfer/agent/transfer_reports.py.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -27,7 +28,8 @@ from tests.kv_transfer.faulty_transport import Faults
 SOURCE = (17, 3, 29, 8)
 TARGET = (2, 30, 11, 6)
 NUM_TOKENS = 14
-IMPATIENT = KVTransferConfig(chunk_timeout_s=0.3)
+IMPATIENT_S = 0.3
+PATIENT_S = 60.0
 
 
 class Barrier:
@@ -35,11 +37,15 @@ class Barrier:
 
     def __init__(self) -> None:
         self._opened = threading.Event()
-        self.has_come = threading.Event()
+        self._has_come = threading.Event()
 
     def wait(self) -> None:
-        self.has_come.set()
-        assert self._opened.wait(10.0), "the test opens it"
+        self._has_come.set()
+        assert self._opened.wait(PATIENT_S), "the test opens it"
+
+    def wait_reached(self) -> None:
+        """Wait until a thread is at it. The other end of a link does so before the time of its chunk begins to run."""
+        assert self._has_come.wait(PATIENT_S), "somebody comes"
 
     def open(self) -> None:
         self._opened.set()
@@ -58,15 +64,15 @@ def barrier() -> Iterator[Barrier]:
 def test_a_producer_that_announces_and_does_not_send_loses_its_link_and_writes_nothing_later(
     barrier: Barrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Faults(before_send=barrier.wait).install(monkeypatch)
-    with connected_pair("loopback", IMPATIENT) as pair:
+    Faults(before_send=barrier.wait, before_receive=barrier.wait_reached).install(monkeypatch)
+    with connected_pair("loopback") as pair:
         pair.begin("a", TARGET, NUM_TOKENS)
+        pair.consumer.grow_impatient(IMPATIENT_S)
         pair.producer.compute("a", SOURCE, 0, NUM_TOKENS)
         pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)
         received = pair.consumer.wait_received("a")
         assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 0)
         assert received.reason == "link with prefill-0 lost: the peer did not move a chunk within 0.3 s"
-        assert barrier.has_come.is_set()
         assert "a" not in pair.producer.output.finished_sending, "its thread may still read the blocks"
         barrier.open()
         pair.producer.wait_finished_sending("a")
@@ -77,9 +83,10 @@ def test_a_producer_that_announces_and_does_not_send_loses_its_link_and_writes_n
 def test_a_consumer_that_does_not_receive_costs_the_producer_only_the_link(
     barrier: Barrier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Faults(before_receive=barrier.wait).install(monkeypatch)
-    with connected_pair("loopback", IMPATIENT) as pair:
+    Faults(before_receive=barrier.wait, before_send=barrier.wait_reached).install(monkeypatch)
+    with connected_pair("loopback") as pair:
         pair.begin("a", TARGET, NUM_TOKENS)
+        pair.producer.grow_impatient(IMPATIENT_S)
         pair.producer.compute("a", SOURCE, 0, NUM_TOKENS)
         assert "the peer did not move a chunk within 0.3 s" in pair.producer.wait_failed_sending("a")
         pair.producer.finish("a", ProducerEnd.ABORTED)
@@ -93,9 +100,14 @@ def test_a_consumer_that_does_not_receive_costs_the_producer_only_the_link(
 
 
 def test_a_stall_in_the_middle_leaves_the_chunks_before_it(barrier: Barrier, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes = iter([True, True])
-    Faults(before_send=lambda: None if next(passes, False) else barrier.wait()).install(monkeypatch)
-    with connected_pair("loopback", IMPATIENT.model_copy(update={"max_chunk_bytes": 1})) as pair:
+    sent, awaited, arrived = itertools.count(), itertools.count(), itertools.count()
+    faults = Faults(
+        before_send=lambda: barrier.wait() if next(sent) == 2 else None,
+        before_receive=lambda: barrier.wait_reached() if next(awaited) == 2 else None,
+    )
+    faults.install(monkeypatch)
+    with connected_pair("loopback", KVTransferConfig(max_chunk_bytes=1)) as pair:
+        faults.after_receive = lambda blocks: pair.consumer.grow_impatient(IMPATIENT_S) if next(arrived) == 1 else None
         pair.begin("a", TARGET, NUM_TOKENS)
         pair.producer.compute("a", SOURCE, 0, NUM_TOKENS)
         pair.producer.finish("a", ProducerEnd.HANDED_OVER, 7)

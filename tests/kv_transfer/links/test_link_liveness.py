@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from kv_transfer.handoff.control_messages import ControlMessage, Ping
@@ -14,6 +15,7 @@ from kv_transfer.trust.handshake import Proven
 
 TIMEOUT_S = 8.0
 BEAT_S = 2.0
+PATIENT_S = 60.0
 SILENT = "the peer has been silent for 8 s"
 
 
@@ -107,14 +109,20 @@ def test_the_next_beat_is_due_while_a_link_is_open() -> None:
 def test_a_data_connection_that_is_gone_is_noticed_although_the_peer_speaks() -> None:
     talking, _ = link()
     pipe, events = Pipe(), Events()
-    opened = talking.data = DataThread("test-link", lambda opening: pipe, events, is_sender=True, chunk_timeout_s=5.0)
+    opened = talking.data = DataThread(
+        "test-link", lambda opening: pipe, events, is_sender=True, chunk_timeout_s=PATIENT_S
+    )
     opened.put(ChunkJob("t", ()))
-    pipe.receive((), timeout_s=5.0)
-    assert events.has_moved.wait(5.0)
+    pipe.receive((), timeout_s=PATIENT_S)
+    assert events.has_moved.wait(PATIENT_S)
     beat = pulse_from(100.0, talking)
     pipe.abort()
+    limit_s = time.monotonic() + PATIENT_S
+    while not opened.is_cut:  # It has told of the chunk before it waits for the next one.
+        assert time.monotonic() < limit_s
+        time.sleep(0.001)
     talking.heard_s = 101.9
     found = beat(102.0)
     opened.abort()
-    assert opened.join(5.0)
+    assert opened.join(PATIENT_S)
     assert found == [Lifeless(talking, "the data connection broke while nothing moved on it")]

@@ -71,7 +71,7 @@ def answer(consumer: KVCacheLayout, kv_cache: torch.Tensor) -> ControlMessage:
     transport = LoopbackTransport(hub)
     links = LinkTable(KVTransferConfig(), PRODUCER, LAYOUT, kv_cache, transport, hub.control(PRODUCER), Deaf())
     links.welcome(stream, Hello(PROTOCOL_VERSION, "decode-0", 7, "prefill-0", 3, transport.name, consumer))
-    links.close_all(5.0)
+    links.close_all(60.0)
     return stream.said[0]
 
 

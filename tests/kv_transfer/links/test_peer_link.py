@@ -123,7 +123,7 @@ def test_what_is_said_before_a_link_is_open_goes_out_in_order_and_what_is_said_t
     link.send(lost)
     assert stream.said == [first, second, third]
     data.abort()
-    assert data.join(5.0)
+    assert data.join(60.0)
 
 
 @pytest.mark.parametrize("state", list(LinkState))

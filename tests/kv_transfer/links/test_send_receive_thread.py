@@ -13,7 +13,7 @@ from kv_transfer.errors import ChunkTimeout
 from kv_transfer.links.send_receive_thread import ChunkJob, DataThread
 from kv_transfer.transports.base import ComputeEvent
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 class Link:

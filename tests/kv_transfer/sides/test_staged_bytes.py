@@ -29,12 +29,12 @@ from kv_transfer.prefix.prefix_fetch import FetchAnswer, add_fetches
 from kv_transfer.sides.rank_parts import RankParts
 from kv_transfer.sides.staged_bytes import StagingSide
 from kv_transfer.sides.worker_side import WorkerSide
-from tests.kv_transfer.connected_workers import LAYOUT
+from tests.kv_transfer.connected_workers import LAYOUT, patient
 from tests.kv_transfer.reported import Reported
 from tests.kv_transfer.transports.fake_nccl import FakeEvent, FakeNetwork
 from tests.kv_transfer.transports.nccl_ends import make_end
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 _SLOT_BYTES = LAYOUT.num_kv_heads * LAYOUT.token_size_bytes
 
 
@@ -97,7 +97,7 @@ def _mark_compute() -> FakeEvent:
 def make_ends(request: pytest.FixtureRequest) -> Iterator[Callable[[int, int], tuple[End, End]]]:
     """Ends that send and fetch, by the sizes of their blocks. TCP, shared memory: actors/test_encode_engines.py."""
     hub, network, made = LoopbackHub(), FakeNetwork(), list[End]()
-    settings = KVTransferConfig(checksum=request.param == "loopback", max_chunk_bytes=1000)
+    settings = patient(KVTransferConfig(checksum=request.param == "loopback", max_chunk_bytes=1000))
 
     def make_worker(
         address: EngineAddress, layout: KVCacheLayout, cache: Tensor, on_progress: Callable[[], None]

@@ -19,7 +19,7 @@ from kv_transfer.stores.store_copier import StoreCopier
 
 A, B, C = (bytes([number]) * 16 for number in range(3))
 SIZE = 2 * 3 * 2 * 4 * 5 * 4
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 def make_cache(num_blocks: int = 8) -> Tensor:
@@ -36,7 +36,9 @@ def copier_of(cache: Tensor, *stores: KVStoreWorker) -> Iterator[tuple[StoreCopi
         yield copier, progress
     finally:
         copier.close()
-        assert not any(thread.name.startswith("kv-store") for thread in threading.enumerate())
+        for thread in copier._threads:
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
 
 
 def wait_for_load(copier: StoreCopier, progress: threading.Event) -> dict[str, LoadedBlocks]:

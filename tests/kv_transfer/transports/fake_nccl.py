@@ -25,7 +25,7 @@ from kv_transfer.transports.nccl_library import NcclLibrary
 VERSION = 22809
 UINT8 = 1
 GARBAGE = 0xAB
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 90.0
 
 
 class FakeNcclError(RuntimeError):

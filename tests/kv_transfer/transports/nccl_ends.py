@@ -14,7 +14,7 @@ from torch import Tensor
 from kv_transfer.transports.nccl import NcclLink, NcclTransport
 from tests.kv_transfer.transports.fake_nccl import FakeEnd, FakeNetwork
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)

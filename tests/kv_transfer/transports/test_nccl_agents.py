@@ -41,7 +41,7 @@ class Engine:
         self._output = Reported()
         self._has_news = threading.Event()
         self.agent = TransferAgent(
-            KVTransferConfig(chunk_timeout_s=TIMEOUT_S),
+            KVTransferConfig(chunk_timeout_s=TIMEOUT_S, link_timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
             self.address,
             LAYOUT,
             self.cache,

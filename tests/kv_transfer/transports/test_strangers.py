@@ -18,7 +18,7 @@ from kv_transfer.errors import LinkLost, Untrusted
 from kv_transfer.transports.shared_memory import SharedMemoryLink
 from kv_transfer.transports.shared_pool import allocate_shared_pool
 from kv_transfer.transports.tcp import _CONSUMER, _PRODUCER, _local_name
-from kv_transfer.trust.callers import MAX_CALLERS, PROOF_TIMEOUT_S
+from kv_transfer.trust.callers import MAX_CALLERS
 from kv_transfer.trust.handshake import Dialer
 from kv_transfer.trust.refusals import Refusals
 from kv_transfer.trust.secret import Purpose, SessionKey
@@ -26,7 +26,9 @@ from kv_transfer.trust.socket_handshake import dial_proof
 from tests.kv_transfer.connected_workers import LAYOUT
 from tests.kv_transfer.transports.tcp_setup import tcp_transport
 
-TIMEOUT_S = 20.0
+pytestmark = pytest.mark.usefixtures("patient_handshakes")
+
+TIMEOUT_S = 60.0
 KEY, OTHER_KEY = SessionKey(b"k" * 32), SessionKey(b"o" * 32)
 
 # Another user of the host, who has read the name in /proc/net/unix.
@@ -34,7 +36,7 @@ NOBODY = """
 import os, socket, sys
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
 connection = socket.socket(socket.AF_UNIX)
-connection.settimeout(10)
+connection.settimeout(60)
 connection.connect("\\0" + sys.argv[1])
 print(len(socket.recv_fds(connection, 4096, 4)[1]), connection.recv(1) == b"")
 """
@@ -72,10 +74,14 @@ def test_a_consumer_of_another_control_stream_is_refused(is_shared: bool) -> Non
     pool = allocate_shared_pool(LAYOUT) if is_shared else torch.zeros(LAYOUT.shape)
     pending = tcp_transport("127.0.0.1", pool).listen(KEY)
     with ThreadPoolExecutor(1) as thread:
-        accepting = thread.submit(pending.accept, 3.0)
+        accepting = thread.submit(pending.accept, TIMEOUT_S)
         with pytest.raises(LinkLost, match="secret"):
             tcp_transport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=OTHER_KEY)
-        assert isinstance(accepting.exception(TIMEOUT_S), LinkLost)
+        # The place is still free for the one that it is for.
+        consumer = tcp_transport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
+        producer = accepting.result(TIMEOUT_S)
+    producer.close()
+    consumer.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -99,7 +105,7 @@ def test_another_user_of_the_host_gets_no_descriptor() -> None:
 @pytest.mark.parametrize("said", [b"", b"\xff" * 64, b"\x00\x07raypd\x02\x01", b"m"], ids=repr)
 @pytest.mark.parametrize("is_shared", [False, True], ids=["tcp", "shared memory"])
 def test_more_strangers_than_are_heard_at_a_time_do_not_delay_the_consumer(is_shared: bool, said: bytes) -> None:
-    """They came first, to both sockets, and none of them hangs up."""
+    """They came first, to both sockets, and none of them hangs up, nor has used up its time."""
     refusals = Refusals()
     pool = allocate_shared_pool(LAYOUT) if is_shared else torch.zeros(LAYOUT.shape)
     pending = tcp_transport("127.0.0.1", pool, refusals=refusals).listen(KEY)
@@ -115,7 +121,7 @@ def test_more_strangers_than_are_heard_at_a_time_do_not_delay_the_consumer(is_sh
                 stranger.sendall(said)
         begin_s = time.monotonic()
         consumer = tcp_transport("127.0.0.1", torch.zeros(1)).connect(pending.rendezvous, TIMEOUT_S, key=KEY)
-        assert time.monotonic() - begin_s < PROOF_TIMEOUT_S, "no stranger was waited for"
+        assert time.monotonic() - begin_s < TIMEOUT_S / 2, "no stranger was waited for"
         producer = accepting.result(TIMEOUT_S)
         assert isinstance(consumer, SharedMemoryLink) == is_shared
     assert refusals.total >= 80 - MAX_CALLERS

@@ -27,7 +27,9 @@ from tests.kv_transfer.connected_workers import LAYOUT
 from tests.kv_transfer.transports.ipv6 import has_ipv6
 from tests.kv_transfer.transports.tcp_setup import tcp_transport
 
-TIMEOUT_S = 5.0
+pytestmark = pytest.mark.usefixtures("patient_handshakes")
+
+TIMEOUT_S = 60.0
 SHORT_S = 0.05
 
 

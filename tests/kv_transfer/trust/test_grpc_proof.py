@@ -19,7 +19,7 @@ from kv_transfer.trust.secret import ClusterSecret, ClusterSecrets, Purpose
 
 ECHO = "/test.Service/Echo"
 INGRESS, DECODE = Party("ingress-0", 3), Party("decode-0", 7)
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def ingress(secrets: ClusterSecrets) -> Member:

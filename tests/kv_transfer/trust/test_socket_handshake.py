@@ -16,7 +16,7 @@ from kv_transfer.trust.socket_handshake import accept_proof, dial_proof
 
 SECRETS = ClusterSecrets.draw()
 CONSUMER, PRODUCER = Party("decode-0", 1), Party("prefill-0", 2)
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 class Ends:

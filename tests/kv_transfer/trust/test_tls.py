@@ -29,7 +29,7 @@ from kv_transfer.trust.tls import CLUSTER_NAME, InternalTls, TlsFiles, TlsMateri
 from kv_transfer.trust.tls_socket import TlsSocket
 from tests.kv_transfer.trust.certificates import certified, write_tls_files
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 _METHOD = "/test/Echo"
 
 

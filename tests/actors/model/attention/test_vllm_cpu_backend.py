@@ -33,7 +33,7 @@ from tests.vllm_cpu import needs_vllm_cpu
 TRANSPOSED = replace(NEEDS, key_order=KeyOrder.TRANSPOSED)
 NUM_TOKENS = 10
 LENGTHS = (1, 16, 33, 40)
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.mark.parametrize(

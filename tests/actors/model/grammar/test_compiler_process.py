@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -38,10 +39,9 @@ while True:
     connection.send_bytes(b"c" + vocabulary + b" " + str(os.getpid()).encode() + padding)
 """
 
-_LIMIT_S = 2.0
+_PATIENT_S = 60.0
 """Enough for a process that waits for a core."""
-MOST_S = 20.0
-"""Ten times the limit: other work may be beside it."""
+_LIMIT_S = 0.5
 
 
 def grammar(value: str) -> StructuredOutputParams:
@@ -50,7 +50,7 @@ def grammar(value: str) -> StructuredOutputParams:
 
 @pytest.fixture
 def compiler() -> Iterator[CompilerProcess]:
-    config = GrammarConfig(compile_timeout_s=_LIMIT_S, max_compiled_mib=1)
+    config = GrammarConfig(compile_timeout_s=_PATIENT_S, max_compiled_mib=1)
     compiler = CompilerProcess(config, (sys.executable, "-c", _CHILD))
     yield compiler
     compiler.close()
@@ -69,7 +69,7 @@ def test_it_starts_once(compiler: CompilerProcess) -> None:
 @pytest.mark.parametrize(
     ("value", "words", "kind"),
     [
-        ("hang", "longer than 2 s to compile", GrammarTooSlow),
+        ("hang", "longer than 60 s to compile", GrammarTooSlow),
         ("die", "too much memory", GrammarTooLarge),
         ("large", "too large", GrammarTooLarge),
     ],
@@ -77,10 +77,13 @@ def test_it_starts_once(compiler: CompilerProcess) -> None:
 def test_a_grammar_that_is_too_much_for_it_is_refused_and_the_next_one_is_not(
     value: str, words: str, kind: type[GrammarRefused], compiler: CompilerProcess
 ) -> None:
-    first, began_s = pid_of(compiler), time.monotonic()
+    first, began_s, limits = pid_of(compiler), time.monotonic(), compiler._process._limits
+    if value == "hang":
+        compiler._process._limits = replace(limits, timeout_s=_LIMIT_S)
     with pytest.raises(kind, match=words):
         compiler.compile(grammar(value), lambda: "words")
-    assert time.monotonic() - began_s < MOST_S
+    compiler._process._limits = limits
+    assert time.monotonic() - began_s < _PATIENT_S / 2
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     assert pid_of(compiler) != first
@@ -94,7 +97,7 @@ def test_a_grammar_whose_compiler_has_no_memory_left_is_too_large(compiler: Comp
 
 
 def test_closing_it_ends_the_process_and_whoever_waits() -> None:
-    compiler = CompilerProcess(GrammarConfig(compile_timeout_s=30.0), (sys.executable, "-c", _CHILD))
+    compiler = CompilerProcess(GrammarConfig(compile_timeout_s=_PATIENT_S), (sys.executable, "-c", _CHILD))
     pid_of(compiler)
     closing = threading.Timer(0.05, compiler.close)
     closing.start()

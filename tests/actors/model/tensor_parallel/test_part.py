@@ -338,7 +338,7 @@ def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: in
     def work(group: TensorParallelGroup) -> float:
         group.set_timeout(0.2)
         if group.rank == 1:
-            assert is_over.wait(10.0)
+            assert is_over.wait(60.0)
             return 0.0
         begin_s = time.monotonic()
         with pytest.raises(RankLost):
@@ -346,7 +346,7 @@ def test_a_rank_that_stalls_fails_the_others_after_the_deadline(num_elements: in
         is_over.set()
         return time.monotonic() - begin_s
 
-    assert 0.2 <= on_each_rank(2, work, trust)[0] < 5.0
+    assert 0.2 <= on_each_rank(2, work, trust)[0] < 30.0
 
 
 def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
@@ -362,7 +362,7 @@ def test_a_rank_that_never_comes_is_waited_for_up_to_the_deadline() -> None:
 @pytest.mark.parametrize("stranger", ["silent", "half a handshake", "a length of 4 GiB", "another cluster's rank"])
 def test_strangers_neither_fail_a_start_nor_are_taken_for_ranks(stranger: str, trust: RankTrust) -> None:
     """They call first, and more of them than are heard at a time."""
-    cpu, timeout_s = torch.device("cpu"), 20.0
+    cpu, timeout_s = torch.device("cpu"), 60.0
     rendezvous = Rendezvous("127.0.0.1", cpu, timeout_s)
     with ExitStack() as strangers, ThreadPoolExecutor(2) as pool:
         for _ in range(80):
@@ -404,5 +404,5 @@ def test_a_rank_that_is_not_like_the_first_is_refused(other: str) -> None:
             pool.submit(join_group, meeting, rank, 2, device=cpu, host="127.0.0.1", timeout_s=1.0, trust=trust)
             for rank, meeting, trust in ((0, rendezvous, first), (1, rendezvous.address, second))
         ]
-        assert all(isinstance(future.exception(20.0), RankLost) for future in joining)
+        assert all(isinstance(future.exception(60.0), RankLost) for future in joining)
     rendezvous.close()
