@@ -51,7 +51,7 @@ class AdaptedSamples:
         each = GenerateRequest(prompt=None, sampling=_GREEDY, lora_name="some")
         request = GenerateManyRequest(prompts=[TokenPrompt(_PROMPT)], n=self.num_streams, each=each)
         samples: list[list[GenerateChunk]] = [[] for _ in range(self.num_streams)]
-        async with asyncio.timeout(30), aclosing(serving.generate_many(request)) as chunks:
+        async with asyncio.timeout(60), aclosing(serving.generate_many(request)) as chunks:
             async for one in chunks:
                 samples[one.sample_index].append(one.chunk)
         assert [token_ids_of(sample) for sample in samples] == [self.expected] * self.num_streams

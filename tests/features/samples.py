@@ -38,7 +38,7 @@ class Samples:
         each = GenerateRequest(prompt=None, request_id="samples", sampling=_sampling(_SEED), cache_salt="samples")
         request = GenerateManyRequest(prompts=[_PROMPT], n=_NUM_SAMPLES, each=each)
         samples: list[list[GenerateChunk]] = [[] for _ in range(_NUM_SAMPLES)]
-        async with asyncio.timeout(30), aclosing(serving.generate_many(request)) as chunks:
+        async with asyncio.timeout(60), aclosing(serving.generate_many(request)) as chunks:
             async for one in chunks:
                 samples[one.sample_index].append(one.chunk)
         for (name, expected), sample in zip(self.alone.items(), samples, strict=True):

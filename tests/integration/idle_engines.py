@@ -9,7 +9,7 @@ from typing import Final
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.engine_server import EngineServer
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 60.0
 
 
 async def until_all_idle(engines: Iterable[EngineServer]) -> None:
@@ -22,10 +22,12 @@ async def until_all_idle(engines: Iterable[EngineServer]) -> None:
 
 async def _until_idle(engine: EngineServer) -> None:
     """An idle engine's counters may be older than what it did last: have it count anew."""
-    assert engine._thread is not None
-    before = engine.stats
-    engine._thread.wake()
-    while engine.stats is before or not _is_empty(engine.stats):  # noqa: ASYNC110  # another thread
+    thread = engine._thread
+    assert thread is not None
+    # The thread's own: the engine makes a copy of them whenever it is asked.
+    before = thread.stats
+    thread.wake()
+    while thread.stats is before or not _is_empty(thread.stats):  # noqa: ASYNC110  # another thread
         await asyncio.sleep(0.02)
 
 

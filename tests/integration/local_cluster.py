@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from actors.config import EngineConfig
-from actors.core.requests.block_hash import BlockHashKey
+from actors.core.requests.block_hash import BlockHash, BlockHasher, BlockHashKey, ExtraKeys
 from actors.engine_server import EngineServer
 from actors.recording_config import DecisionRecordingConfig
 from cluster.requests.migration import MigrationPlanner
@@ -31,6 +33,8 @@ from cluster.text.model_tokenizer import ModelTokenizer
 from kv_transfer.trust.membership import Trust
 from tests.trusted import TRUST, member
 
+_TIMEOUT_S: Final = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class LocalCluster:
@@ -40,6 +44,15 @@ class LocalCluster:
     pool: SessionPool
     engines: dict[str, EngineServer]
     prefix_index: PrefixIndex
+
+    async def until_it_is_known_to_have(self, engine_id: str, token_ids: list[int]) -> None:
+        """Wait until the index knows that the engine has every full block of these tokens."""
+        block_size = self.engines[engine_id].stats.block_size
+        hashes: list[BlockHash] = []
+        BlockHasher(block_size, BlockHashKey(TRUST.block_hash_key)).extend(hashes, token_ids, ExtraKeys())
+        async with asyncio.timeout(_TIMEOUT_S):
+            while self.prefix_index.find(hashes).get((engine_id, 1), 0) < len(hashes):  # noqa: ASYNC110  # the engine reports
+                await asyncio.sleep(0.02)
 
 
 @asynccontextmanager

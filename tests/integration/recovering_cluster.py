@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -41,7 +42,7 @@ from cluster.text.model_tokenizer import ModelTokenizer
 from tests.integration.idle_engines import until_all_idle
 from tests.trusted import TRUST, member
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(slots=True)
@@ -135,6 +136,7 @@ class StepBarrier:
     """An Executor that holds one of the engine's steps, the n-th that computes tokens from when it was closed.
 
     poison: a token that no step survives with which a request begins
+    pause_s: how much longer each step takes
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -147,9 +149,12 @@ class StepBarrier:
         self._opened = threading.Event()
         self._num_left = 0
         self.poison: int | None = None
+        self.pause_s = 0.0
 
     def close(self, num_steps: int) -> None:
         """Let so many more steps through, and hold the next one."""
+        self._opened.clear()
+        self.is_reached.clear()
         self._num_left = num_steps + 1
 
     def open(self) -> None:
@@ -164,6 +169,7 @@ class StepBarrier:
             if not self._num_left:
                 self._loop.call_soon_threadsafe(self.is_reached.set)
                 self._opened.wait(_TIMEOUT_S)
+        time.sleep(self.pause_s)
         return self._executor.start(scheduler_output)
 
 

@@ -48,7 +48,7 @@ async def test_the_example_of_its_page_runs(checkpoint: CheckpointOf, capsys: py
         namespace: dict[str, Any] = {}
         source = block.replace("127.0.0.1:50051", address).replace("asyncio.run(main())", "")
         exec(compile(source, _PAGE.name, "exec"), namespace)
-        await asyncio.wait_for(namespace["main"](), 20)
+        await asyncio.wait_for(namespace["main"](), 60)
         lines = capsys.readouterr().out.splitlines()
         rows = sorted(re.fullmatch(r"([01] [012]) .* -\d+\.\d", line).group(1) for line in lines)  # type: ignore[union-attr]  # then it fails
         assert rows == ["0 0", "0 1", "0 2", "1 0", "1 1", "1 2"]
@@ -70,7 +70,7 @@ async def test_bad_batches_are_refused(fields: dict[str, Any], said: str) -> Non
     async with listening(make_pair().serving) as address, grpc.aio.insecure_channel(address) as channel:
         call = GenerateServiceStub(channel).GenerateBatch(raypd.GenerateBatchRequest(**fields))
         with pytest.raises(grpc.aio.AioRpcError, match=said) as raised:
-            await asyncio.wait_for(call.read(), 20)
+            await asyncio.wait_for(call.read(), 60)
         assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -81,7 +81,7 @@ async def test_a_cancelled_batch_leaves_nothing(checkpoint: CheckpointOf) -> Non
         call = GenerateServiceStub(channel).GenerateBatch(request)
         seen: set[int] = set()
         while len(seen) < 4:
-            response = await asyncio.wait_for(call.read(), 20)
+            response = await asyncio.wait_for(call.read(), 60)
             assert isinstance(response, raypd.GenerateBatchResponse)
             seen.add(response.sample_index)
         call.cancel()

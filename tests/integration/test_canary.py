@@ -50,7 +50,7 @@ def change(engine: EngineServer, names: str, by: Callable[[torch.Tensor], torch.
 async def prove(cluster: LocalCluster) -> None:
     by_role = {engine.descriptor.role: engine for engine in cluster.pool.snapshot()}
     facts = cluster.engines["decode-0"].facts
-    await run_canary(by_role[EngineRole.PREFILL], by_role[EngineRole.DECODE], facts, timeout_s=30)
+    await run_canary(by_role[EngineRole.PREFILL], by_role[EngineRole.DECODE], facts, timeout_s=60)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from cluster.parameters.generation import GenerateRequest, TokenPrompt
 from cluster.parameters.sampling_options import SamplingOptions
 from tests.engine_pair import engine_config
+from tests.integration.idle_engines import until_all_idle
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.reference import greedy_tokens, random_prompt
 
@@ -31,10 +32,11 @@ async def test_an_answer_comes_back_from_the_decode_engine_for_the_next_turn(
         for turn in range(4):
             answer = await _answer(cluster, chat)
             assert answer == greedy_tokens(directory, tuple(chat), _NUM_TOKENS)
+            # Nobody has computed anything for the last token.
+            await cluster.until_it_is_known_to_have("decode-0", [*chat, *answer[:-1]])
             chat = [*chat, *answer, *random_prompt(7, seed=10 + turn)]
+        await until_all_idle(cluster.engines.values())
         prefill = cluster.engines["prefill-0"].stats
         # 4 prompts of 30, 57, 84, 111 tokens: of each answer but the last one, 16 tokens or more came from D.
         assert prefill.prefix_cache_stats.loaded >= 3 * 16
         assert prefill.num_prompt_tokens_computed <= 111 - prefill.prefix_cache_stats.loaded + 3 * 8
-        for engine in cluster.engines.values():
-            engine.check_integrity()

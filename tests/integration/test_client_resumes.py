@@ -19,7 +19,7 @@ from tests.cluster.serving_setup import make_ingress_server
 from tests.integration.promises import CUT, Expected, engines_config, expected_answers, text_of, token_ids_of
 from tests.integration.recovering_cluster import recovering_cluster
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 60.0
 
 
 @pytest.fixture(scope="module")

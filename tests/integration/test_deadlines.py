@@ -24,9 +24,11 @@ from tests.engine_pair import engine_config
 from tests.integration.recovering_cluster import RecoveringCluster, recovering_cluster
 from tests.reference import random_prompt
 
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 _MANY_TOKENS = 450
 _LEFT_S = 0.2
+_TRIES_S = (_LEFT_S, 2.0, 20.0)
+"""How much time a request has left, until it has come far enough by then: on a busy machine that may take long."""
 
 
 class SteppedClock:
@@ -84,9 +86,24 @@ def _statuses(output: EngineCoreOutput) -> list[RequestStatus]:
     return [change.status for change in output.timings.status_changes]
 
 
+async def _check_that_it_is_dropped(
+    engine: EngineConnection, status: RequestStatus, ticket: KVTransferParams | None = None
+) -> None:
+    """Ask for a request that has this status when it is due. ticket: it is one half of a handoff."""
+    statuses: list[RequestStatus] = []
+    for number, left_s in enumerate(_TRIES_S):
+        own_ticket = ticket and replace(ticket, transfer_id=f"t{number}")
+        request = replace(_request(f"r{number}", left_s=left_s), kv_transfer_params=own_ticket)
+        statuses = _statuses(await _last(engine.submit(request)))
+        if status in statuses:
+            break
+    assert statuses[-2:] == [status, RequestStatus.FINISHED_ABORTED]
+
+
 async def test_a_running_request_is_dropped(cluster: RecoveringCluster) -> None:
-    output = await _last(_engine(cluster, "decode-0").submit(_request("r")))
-    assert _statuses(output)[-2:] == [RequestStatus.RUNNING, RequestStatus.FINISHED_ABORTED]
+    # However much time it has, it is not through by then.
+    cluster.barriers["decode-0"].pause_s = 2 * max(_TRIES_S) / _MANY_TOKENS
+    await _check_that_it_is_dropped(_engine(cluster, "decode-0"), RequestStatus.RUNNING)
     await cluster.until_idle()
 
 
@@ -112,8 +129,7 @@ async def test_a_request_that_waits_for_its_peer_is_dropped(
 ) -> None:
     engine, peer = _engine(cluster, engine_id), _engine(cluster, peer_id).descriptor
     ticket = KVTransferParams("t", 0, role, peer.kv_address)
-    output = await _last(engine.submit(replace(_request("r"), kv_transfer_params=ticket)))
-    assert _statuses(output)[-2:] == [status, RequestStatus.FINISHED_ABORTED]
+    await _check_that_it_is_dropped(engine, status, ticket)
     await cluster.until_idle()
 
 
@@ -147,6 +163,8 @@ async def test_a_clients_deadline_passes_through_the_ingress(cluster: Recovering
             with pytest.raises(CallFailed) as raised:
                 _ = [response async for response in responses]
         assert raised.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        async with asyncio.timeout(_TIMEOUT_S):
+            while cluster.serving.num_requests_in_flight:  # noqa: ASYNC110  # the server may hear of it later
+                await asyncio.sleep(0.01)
         await cluster.until_idle()
-    assert cluster.serving.num_requests_in_flight == 0
     await server.drain(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.timeout(180)
 
 _NUM_REQUESTS = 300
 _NUM_TOKENS = 12
+_TIMEOUT_S = 60.0
 
 
 async def _complete(cluster: LocalCluster, request_id: str, prompt: list[int]) -> list[int]:
@@ -91,7 +93,8 @@ def _footprint() -> dict[str, int]:
 
 async def _until_as_small_as(before: dict[str, int]) -> None:
     """A heartbeat's timer or a closing call may live for a moment; what stays is a leak."""
-    for _ in range(100):
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline_s:
         grown = {name: (before[name], count) for name, count in _footprint().items() if count > before[name]}
         if not grown:
             return

@@ -20,11 +20,11 @@ from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.integration.test_leaks import until_idle
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 _BLOCK_SIZE = 8
 _NUM_TOKENS = 100
-_MAX_WAVES = 4
+_MAX_WAVES = 12
 """On a busy machine an engine's counters may be too old to be trusted at the very moment."""
 _CheckpointOf = Callable[[str], Path]
 

@@ -22,6 +22,7 @@ from kv_transfer.config import KVTransferConfig
 from tests.checkpoints import make_checkpoint
 from tests.cluster.serving_setup import FakeAdmin
 from tests.engine_pair import engine_config
+from tests.integration.recovering_cluster import StepBarrier
 from tests.reference import greedy_tokens, random_prompt
 from tests.trusted import TRUST, member
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.timeout(120)
 _NUM_TOKENS = 48
 _MANY_TOKENS = 400
 """So many that an answer is not through before its engines are gone."""
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -41,6 +42,7 @@ class TwoModels:
     directories: dict[int, Path]
     membership: Membership = field(default_factory=lambda: Membership(0, ()))
     engines: dict[int, dict[EngineRole, tuple[EngineDescriptor, EngineServer]]] = field(default_factory=dict)
+    barriers: dict[str, StepBarrier] = field(default_factory=dict)
 
     async def start(self, version: int) -> None:
         """Start a prefill and a decode engine of this version; they serve once they are let in."""
@@ -49,6 +51,8 @@ class TwoModels:
             engine_id = f"{role}-{version}"
             engine = EngineServer(config, engine_id, 1, TRUST)
             address = await engine.start("127.0.0.1")
+            assert engine._core is not None
+            engine._core.executor = self.barriers[engine_id] = StepBarrier(engine._core.executor)
             descriptor = EngineDescriptor(
                 engine_id, 1, role, address, pairing=engine.facts.pairing, model_version=version
             )
@@ -118,6 +122,8 @@ async def two_models(tmp_path: Path, checkpoint: Callable[[str], Path]) -> Async
         yield models, f"127.0.0.1:{port}"
     finally:
         await process.drain(0)
+        for barrier in models.barriers.values():
+            barrier.open()
         for engines in models.engines.values():
             for _, engine in engines.values():
                 await engine.stop()
@@ -175,6 +181,8 @@ async def test_streams_of_a_model_that_leaves_end_and_are_never_continued_by_the
                 tasks.create_task(stream.run(client))
             for stream in cut:
                 await stream.has_begun.wait()
+            # However long it takes until the engine is gone, no answer is through by then.
+            models.barriers["decode-1"].close(0)
             for stream in early:
                 tasks.create_task(stream.run(client))
             await asyncio.sleep(0)
@@ -186,6 +194,7 @@ async def test_streams_of_a_model_that_leaves_end_and_are_never_continued_by_the
             assert sum(request.model_version == 1 for request in status.requests) >= len(cut)
             await models.drain(1)
             await models.remove(1)
+            models.barriers["decode-1"].open()
 
         for stream in cut:
             assert stream.error is not None

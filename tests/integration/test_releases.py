@@ -35,7 +35,7 @@ from tests.kv_transfer.swallowing_proxy import SwallowingProxy
 from tests.reference import random_prompt
 from tests.trusted import TRUST
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 _NUM_CHUNKS = 6
 _CHUNK_TOKENS = 16
 

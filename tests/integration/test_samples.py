@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,7 @@ Samples = dict[tuple[int, int], list[GenerateChunk]]
 _BLOCK_SIZE: Final = 8
 _NUM_FULL_BLOCKS: Final = NUM_PROMPT_TOKENS // _BLOCK_SIZE
 _N: Final = 5
+_TIMEOUT_S: Final = 60.0
 _SAMPLING: Final = SamplingOptions(temperature=1.2, seed=11, max_tokens=14, ignore_eos=True)
 _EACH: Final = GenerateRequest(prompt=None, request_id="many", sampling=_SAMPLING)
 _PROMPT: Final = TokenPrompt(random_prompt(NUM_PROMPT_TOKENS))
@@ -38,10 +39,31 @@ def many(*, n: int = _N, best_of: int | None = None, each: GenerateRequest = _EA
 
 async def collect_many(serving: Serving, request: GenerateManyRequest) -> Samples:
     samples: Samples = {}
-    async with asyncio.timeout(30), aclosing(serving.generate_many(request)) as chunks:
+    async with asyncio.timeout(_TIMEOUT_S), aclosing(serving.generate_many(request)) as chunks:
         async for one in chunks:
             samples.setdefault((one.prompt_index, one.sample_index), []).append(one.chunk)
     return samples
+
+
+@asynccontextmanager
+async def leader_waits(cluster: RecoveringCluster) -> AsyncIterator[None]:
+    """Let the decode engine stand still after the leader's first tokens, until it has got the other samples too.
+
+    On a busy machine the leader could be over by then, and nobody would hold its last block any more.
+    """
+    barrier, core = cluster.barriers["decode-0"], cluster.engines["decode-0"]._core
+    assert core is not None
+    barrier.close(3)
+
+    async def open_in_time() -> None:
+        await barrier.is_reached.wait()
+        while len(core.scheduler.requests) + len(core._inbox) < _N:  # noqa: ASYNC110  # the engine's thread
+            await asyncio.sleep(0.005)
+        barrier.open()
+
+    async with asyncio.timeout(_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+        tasks.create_task(open_in_time())
+        yield
 
 
 async def assert_are_as_alone(serving: Serving, request: GenerateManyRequest, samples: Samples) -> None:
@@ -91,7 +113,8 @@ async def test_the_prompt_is_prefilled_and_sent_once_and_its_blocks_are_shared_a
 
         core.step = watching_step  # type: ignore[method-assign,assignment]  # the engine's thread calls this one
         request = many()
-        samples = await collect_many(cluster.serving, request)
+        async with leader_waits(cluster):
+            samples = await collect_many(cluster.serving, request)
         await cluster.until_idle()
 
         assert len(samples) == _N
@@ -131,7 +154,8 @@ async def test_wherever_the_last_block_of_the_prompt_ends(num_prompt_tokens: int
     async with recovering_cluster(config, ["prefill-0", "decode-0"]) as cluster:
         await cluster.join("prefill-0", "decode-0")
         request = replace(many(), prompts=[TokenPrompt(random_prompt(num_prompt_tokens))])
-        samples = await collect_many(cluster.serving, request)
+        async with leader_waits(cluster):
+            samples = await collect_many(cluster.serving, request)
         await cluster.until_idle()
         assert num_computed(cluster, "prefill-0") == num_prompt_tokens
         assert num_computed(cluster, "decode-0") == _N - 1
@@ -184,11 +208,11 @@ async def test_the_best_is_the_one_that_the_model_finds_likeliest(checkpoint: Ch
         await cluster.join("decode-0")
         made: dict[int, float] = {}
         each = replace(_EACH, sampling=replace(_SAMPLING, logprobs=0))
-        async with aclosing(cluster.serving.generate_many(many(each=each))) as chunks:
+        async with leader_waits(cluster), aclosing(cluster.serving.generate_many(many(each=each))) as chunks:
             async for one in chunks:
                 if one.cumulative_logprob is not None:
                     made[one.sample_index] = one.cumulative_logprob
-        async with aclosing(cluster.serving.generate_many(many(n=2, best_of=_N))) as chunks:
+        async with leader_waits(cluster), aclosing(cluster.serving.generate_many(many(n=2, best_of=_N))) as chunks:
             best: list[SampleChunk] = [one async for one in chunks]
         assert [one.cumulative_logprob for one in best] == pytest.approx(sorted(made.values())[:-3:-1], abs=1e-3)
         await cluster.until_idle()
@@ -204,7 +228,7 @@ async def test_all_samples_go_on_when_their_decode_engine_dies(checkpoint: Check
         cluster.tap.close(["decode-0"], CUT, _N)
         request = many()
         asking = asyncio.create_task(collect_many(cluster.serving, request))
-        await asyncio.wait_for(cluster.tap.has_stopped.wait(), 20)
+        await asyncio.wait_for(cluster.tap.has_stopped.wait(), _TIMEOUT_S)
         await cluster.join("decode-1")
         await cluster.kill("decode-0")
         samples = await asking
@@ -219,9 +243,10 @@ async def test_all_samples_begin_although_the_prefill_engine_dies_under_the_firs
         cluster.barriers["prefill-0"].close(0)
         request = many()
         asking = asyncio.create_task(collect_many(cluster.serving, request))
-        await asyncio.wait_for(cluster.barriers["prefill-0"].is_reached.wait(), 20)
-        await cluster.kill("prefill-0")
-        samples = await asking
+        await asyncio.wait_for(cluster.barriers["prefill-0"].is_reached.wait(), _TIMEOUT_S)
+        async with leader_waits(cluster):
+            await cluster.kill("prefill-0")
+            samples = await asking
         assert len(samples) == _N
         await cluster.until_idle()
         assert num_computed(cluster, "decode-0") == NUM_PROMPT_TOKENS + _N - 1

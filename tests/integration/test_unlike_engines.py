@@ -28,11 +28,11 @@ from tests.integration.idle_engines import until_all_idle
 from tests.reference import greedy_tokens, random_prompt
 from tests.trusted import TRUST, member
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 _NUM_TOKENS = 64
 _MANY_TOKENS = 300
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = 60.0
 
 
 @dataclass
@@ -125,5 +125,6 @@ async def test_a_stream_goes_on_at_once_at_the_prefill_engine_when_the_only_deco
 
     assert response.timings.decode_engine.engine_id == "prefill-0"
     assert token_ids == greedy_tokens(directory, tuple(prompt), _MANY_TOKENS)
-    assert max(later - sooner for sooner, later in itertools.pairwise(arrivals_s)) < 1.0
+    # It has not waited for another decode engine, which it would do for a minute.
+    assert max(later - sooner for sooner, later in itertools.pairwise(arrivals_s)) < 10.0
     assert [engine.engine_id for engine in status.engines] == ["prefill-0"]

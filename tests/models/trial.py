@@ -152,7 +152,7 @@ def _split(checkpoint: Path) -> tuple[str, ...]:
 
 def _take_over(checkpoint: Path) -> tuple[str, ...]:
     """P goes on with what D has computed: a prefix, an output without its KV, and an output with its KV."""
-    transfer = KVTransferConfig(transport="loopback", connect_timeout_s=2.0, prefix_load_timeout_s=5.0)
+    transfer = KVTransferConfig(transport="loopback", prefix_load_timeout_s=60.0)
     num_state_blocks = _num_state_blocks(checkpoint)
     num_blocks = 256 + 3 * num_state_blocks
     config = engine_config(checkpoint, block_size=_BLOCK_SIZE, num_blocks=num_blocks, transfer=transfer)
