@@ -20,8 +20,8 @@ import psutil
 
 from tests.hosts.network import Cable
 
-_BOOT_TIMEOUT_S: Final = 10.0
-_END_TIMEOUT_S: Final = 20.0
+_BOOT_TIMEOUT_S: Final = 60.0
+_END_TIMEOUT_S: Final = 60.0
 
 
 class HostProcess:

@@ -16,7 +16,7 @@ from tests.reference import greedy_tokens, random_prompt
 
 NUM_TOKENS: Final = 300
 NUM_WORKERS: Final = 6
-_REQUEST_TIMEOUT_S: Final = 60.0
+_REQUEST_TIMEOUT_S: Final = 120.0
 
 
 @dataclass(slots=True)

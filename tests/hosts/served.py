@@ -31,8 +31,8 @@ FULL: Final[Layout] = {
 ROOMY: Final[Layout] = {0: {"ingress": 1, "controller": 1}, 1: {"prefill": 1}, 2: {"decode": 2}, 3: {"decode": 2}}
 """A decode host has room for both decode engines; the head's host is never lost."""
 
-_SERVE_TIMEOUT_S: Final = 120.0
-_STOP_TIMEOUT_S: Final = 90.0
+_SERVE_TIMEOUT_S: Final = 300.0
+_STOP_TIMEOUT_S: Final = 300.0
 
 
 @dataclass(frozen=True, slots=True)

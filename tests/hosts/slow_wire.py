@@ -32,7 +32,7 @@ _STDIN: Final = 0
 _MAX_FRAME_BYTES: Final = 65_536
 _MAX_QUEUE_S: Final = 0.2
 """A frame that would wait longer for its turn is dropped, as a switch does."""
-_START_TIMEOUT_S: Final = 10.0
+_START_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)

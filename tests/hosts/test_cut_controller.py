@@ -17,14 +17,15 @@ from tests.hosts.load import NUM_TOKENS, NUM_WORKERS, load
 from tests.hosts.ray_hosts import NODE_DEATH_S
 from tests.hosts.served import ENGINE_TIMEOUT_S, FULL, HEARTBEAT_TIMEOUT_S, Served
 from tests.hosts.watching import is_idle, states, status_becomes
+from tests.patience import TEST_S
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.more, pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.more, pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
 _AFTERWARDS_S = 10.0
-_BACK_TIMEOUT_S = 60.0
-_IDLE_TIMEOUT_S = 20.0
+_BACK_TIMEOUT_S = 120.0
+_IDLE_TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")

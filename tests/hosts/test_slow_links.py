@@ -16,12 +16,13 @@ from tests.hosts.network import Cable
 from tests.hosts.served import FULL, Served
 from tests.hosts.slow_wire import SlowCable, Wire, slowed
 from tests.hosts.watching import is_idle, states, status_becomes
+from tests.patience import TEST_S
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.more, pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.more, pytest.mark.alone, pytest.mark.ray, pytest.mark.timeout(TEST_S)]
 
-_IDLE_TIMEOUT_S = 20.0
+_IDLE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from cluster.manifests.render import render
 from tests.cluster.access.certificates import Authority
 from tests.cluster.manifests.deployments import of_kind, settings, worker_groups
 from tests.integration.pods import ROOT, Pods
+from tests.integration.served import ask_processes
 from tests.kv_transfer.trust.certificates import certified, write_tls_files
 from tests.patience import CLUSTER_S
 from tests.ports import free_port
@@ -51,7 +52,7 @@ class Deployment:
         chosen = settings(overlay).model_dump(exclude_unset=True, exclude={"model"})
         ports = {"port": free_port(), "http": {"port": free_port()}, **_admin_port(overlay)}
         ingress = {**chosen.get("ingress", {}), **ports, "count": 1}
-        chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 10.0}
+        chosen |= {"cache": {"kv_cache_memory_gib": 0.05}, "ingress": ingress, "drain_timeout_s": 60.0}
         chosen |= {"model": {"model": str(DEMO_MODEL), "dtype": "float32", "device": "cpu"}}
         for role in ("prefill", "decode"):
             chosen[role] = {**chosen.get(role, {}), "count": 1}
@@ -121,8 +122,9 @@ class Deployment:
     def driver_process(self) -> psutil.Process:
         """The one `raypd serve` on a pod."""
         command = ["-m", "cluster", "serve", "--config", str(self.config_file)]
-        pods = (psutil.Process(pod.process.pid) for pod in self.pods.pods)
-        [driver] = [one for pod in pods for one in pod.children(recursive=True) if one.cmdline()[1:6] == command]
+        pods = [psutil.Process(pod.process.pid) for pod in self.pods.pods]
+        asked = [one for pod in pods for one in ask_processes(psutil.Process.cmdline, pod)]
+        [driver] = [process for process, words in asked if words[1:6] == command]
         return driver
 
     def wait_for_log(self, job: str, pattern: str) -> re.Match[str]:
@@ -148,8 +150,14 @@ class Deployment:
         while alive := self.alive_actors():
             assert time.monotonic() < deadline_s, f"left: {alive}"
             time.sleep(0.2)
+        while left := self._placement_groups():
+            assert time.monotonic() < deadline_s, f"left: {left}"
+            time.sleep(0.2)
+
+    def _placement_groups(self) -> list[str]:
+        """The names of those that are there."""
         groups = self.pods.ask("/api/v0/placement_groups")["data"]["result"]["result"]
-        assert [group["name"] for group in groups if group["state"] != "REMOVED"] == []
+        return [group["name"] for group in groups if group["state"] != "REMOVED"]
 
     async def check_that_it_serves(self) -> None:
         """Check its probe, and that it answers as transformers does, by a handoff. Raises AssertionError."""
@@ -157,7 +165,7 @@ class Deployment:
             async with grpc.aio.insecure_channel(self.address) as channel:
                 stub = health_pb2_grpc.HealthStub(channel)
                 request = health_pb2.HealthCheckRequest()
-                probe = await stub.Check(request, timeout=10)  # type: ignore[attr-defined]  # its types
+                probe = await stub.Check(request, timeout=60)  # type: ignore[attr-defined]  # its types
             assert probe.status == health_pb2.HealthCheckResponse.SERVING
         async with self.client() as client:
             answer = client.generate(_PROMPT, max_tokens=_NUM_TOKENS, temperature=0.0, ignore_eos=True)

@@ -154,7 +154,7 @@ class Pods:
         """Ray's dashboard."""
         token = self.environment["RAY_AUTH_TOKEN"]
         request = urllib.request.Request(f"{self.dashboard}{path}", headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def address_of_actor(self, class_name: str) -> str:
@@ -229,7 +229,7 @@ class Pods:
         for pod in reversed(pods):
             pod.process.send_signal(signal.SIGTERM)
         for pod in pods:
-            pod.process.wait(60)
+            pod.process.wait(CLUSTER_S)
             assert pod.process.stdout is not None
             pod.process.stdout.close()
         _, alive = psutil.wait_procs(family, timeout=20)

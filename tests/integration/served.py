@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
+from typing import TypeVar
 
 import psutil
 import yaml
@@ -19,6 +20,7 @@ import yaml
 from tests.patience import CLUSTER_S
 
 ROOT = Path(__file__).parents[2]
+Answer = TypeVar("Answer")
 
 
 class ServeProcess:
@@ -145,13 +147,23 @@ def actor_process(title: str) -> psutil.Process:
 
 def actor_processes(title: str) -> list[psutil.Process]:
     """The processes of the actors of this class. Their titles may name a call that waits, such as wait_for_end."""
-    family = psutil.Process().children(recursive=True)
-    return [one for one in family if "".join(one.cmdline()[:1]).partition(".")[0] == f"ray::{title}"]
+    asked = ask_processes(psutil.Process.cmdline)
+    return [process for process, words in asked if "".join(words[:1]).partition(".")[0] == f"ray::{title}"]
 
 
 def process_listening_at(port: int) -> psutil.Process:
     """The one that this test has started."""
-    for process in psutil.Process().children(recursive=True):
-        if any(connection.laddr.port == port for connection in process.net_connections() if not connection.raddr):
+    for process, connections in ask_processes(psutil.Process.net_connections):
+        if any(one.laddr.port == port for one in connections if not one.raddr):
             return process
     raise AssertionError(f"nobody listens at {port}")
+
+
+def ask_processes(
+    ask: Callable[[psutil.Process], Answer], top: psutil.Process | None = None
+) -> Iterator[tuple[psutil.Process, Answer]]:
+    """Ask each process that this test, or else `top`, has started; one that ends meanwhile is left out."""
+    for process in (top or psutil.Process()).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            answer = ask(process)
+            yield process, answer

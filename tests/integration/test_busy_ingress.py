@@ -20,7 +20,7 @@ from tests.integration.cluster_load import load
 from tests.integration.served import ServeProcess, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 
-_BUSY_S = 6.0
+_BUSY_S = 12.0
 
 
 @pytest.mark.more
@@ -37,9 +37,9 @@ async def test_an_ingress_with_a_busy_event_loop_lives_on_and_its_streams_too(
         "parallel": {"num_threads": 1},
         "prefill": {"count": 1, "num_cpus": 0.2},
         "decode": {"count": 1, "num_cpus": 0.2},
-        "ingress": {"engine_timeout_s": 1.0, "http": {"port": 0}},
+        "ingress": {"engine_timeout_s": 6.0, "http": {"port": 0}},
         "heartbeat_interval_s": 0.3,
-        "heartbeat_timeout_s": 2.0,
+        "heartbeat_timeout_s": 6.0,
     }
     process = ServeProcess(config, tmp_path, environment=reach.environment)
     try:
@@ -53,7 +53,7 @@ async def test_an_ingress_with_a_busy_event_loop_lives_on_and_its_streams_too(
         assert {engine.incarnation for engine in status.engines} == {1}
         decisions = "\n".join(decision.text for decision in status.decisions)
         assert "give up" not in decisions
-        assert re.search(r"ingress 0, incarnation 1 has been busy with one thing for \d s", decisions)
+        assert re.search(r"ingress 0, incarnation 1 has been busy with one thing for \d+ s", decisions)
         for _ in range(2):  # The second answer counts the first one.
             metrics = await asyncio.to_thread(_metrics, process.http_address)
         [lag_s] = re.findall(r"^raypd_event_loop_lag_seconds (\S+)$", metrics, re.MULTILINE)
@@ -98,6 +98,6 @@ def _check_against_dashboard(metrics: str) -> None:
 
 
 def _metrics(address: str) -> str:
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
         text: str = answer.read().decode()
     return text

@@ -31,7 +31,7 @@ from tests.engine_pair import EnginePair, engine_config
 from tests.integration.local_cluster import LocalCluster, local_cluster
 from tests.reference import random_prompt
 
-pytestmark = [pytest.mark.more, pytest.mark.timeout(120), pytest.mark.usefixtures("shared_models")]
+pytestmark = [pytest.mark.more, pytest.mark.timeout(300), pytest.mark.usefixtures("shared_models")]
 
 _CheckpointOf = Callable[[str], Path]
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -123,6 +123,6 @@ def test_a_recorded_cluster_takes_the_same_steps_and_routes_in_another_process(
     # Nothing may rest on the order of sets, which another process has otherwise.
     command = [sys.executable, "-m", "cluster", "replay", str(tmp_path)]
     found = subprocess.run(
-        command, env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, timeout=60, check=False
+        command, env={**os.environ, "PYTHONHASHSEED": "7"}, capture_output=True, text=True, timeout=240, check=False
     )
     assert found.returncode == 0, found.stdout + found.stderr

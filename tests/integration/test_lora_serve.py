@@ -16,7 +16,7 @@ import pytest
 from cluster.client import CallFailed, GenerateClient
 from tests.adapters import adapted_tokens, make_adapter
 from tests.integration.served import ServeProcess
-from tests.patience import TEST_S
+from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
 pytestmark = [pytest.mark.ray, pytest.mark.more, pytest.mark.timeout(TEST_S)]
@@ -87,7 +87,7 @@ async def test_requests_with_and_without_adapters_share_the_engines(address: str
         assert found[0] == adapted_tokens(llama, adapters / "team" / "found", PROMPT, NUM_TOKENS)
         known = {adapter.name: adapter.digest for adapter in (await client.get_model()).adapters}
         assert known == {"first": first[1], "team/found": found[1]}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(CLUSTER_S):
             # What engines say of themselves comes twice a second.
             while any(set(e.adapters.loaded) != known.keys() for e in (await client.status()).engines):
                 pass

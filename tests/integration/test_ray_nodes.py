@@ -67,7 +67,7 @@ async def test_the_manifests_job_starts_a_cluster_on_the_pods_and_each_pod_drain
     await deployment.check_that_it_serves()
     assert deployment.start() == "the cluster serves already\n"
     async with deployment.operator() as client:
-        status = await client.status(10)
+        status = await client.status(60)
     assert {(engine.engine_id, engine.node) for engine in status.engines} == {
         ("prefill-0", prefill.address),
         ("decode-0", decode.address),
@@ -116,7 +116,7 @@ async def test_a_submitted_job_serves_and_stopping_it_leaves_nothing(deployment:
         _read_until(
             second, "a raypd cluster runs in namespace 'raypd' of this Ray cluster already: stop it with `raypd"
         )
-        assert second.wait(60) == 1
+        assert second.wait(CLUSTER_S) == 1
 
     assert await _num_tokens_across(deployment, "ray", "job", "stop", job) == _NUM_LONG_TOKENS
     deployment.wait_until_gone()

@@ -23,7 +23,7 @@ import pytest
 
 from cluster.client import GenerateClient
 from tests.integration.cluster_load import engines_become, load
-from tests.integration.served import ROOT, ServeProcess, actor_process
+from tests.integration.served import ROOT, ServeProcess, actor_process, ask_processes
 from tests.patience import CLUSTER_S, TEST_S
 
 pytestmark = [pytest.mark.ray, pytest.mark.more, pytest.mark.timeout(TEST_S)]
@@ -77,13 +77,8 @@ def address(serve: ServeProcess) -> str:
     return serve.wait_until_ready()
 
 
-def family() -> list[psutil.Process]:
-    """Every process that this test has started."""
-    return psutil.Process().children(recursive=True)
-
-
 def process_called(name: str) -> psutil.Process:
-    [process] = [process for process in family() if process.name().startswith(name)]
+    [process] = [process for process, found in ask_processes(psutil.Process.name) if found.startswith(name)]
     return process
 
 
@@ -125,8 +120,14 @@ def ask_actors() -> Asked:
     return Asked(given, bytes.fromhex(block_hash_key), tls_key, bytes.fromhex(answer["saved"]))
 
 
-def environment_of(process: psutil.Process) -> bytes:
-    return Path(f"/proc/{process.pid}/environ").read_bytes()
+def words_of(process: psutil.Process) -> dict[str, bytes]:
+    """Its arguments and environment, each under a name."""
+    try:
+        environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        raise psutil.NoSuchProcess(process.pid) from None
+    name = f"{process.name()} {process.pid}"
+    return {f"arguments of {name}": "\0".join(process.cmdline()).encode(), f"environment of {name}": environment}
 
 
 async def decided(client: GenerateClient, decision: str) -> None:
@@ -185,9 +186,8 @@ async def test_the_secret_is_in_no_argument_environment_log_status_or_store(serv
         "saved state": asked.saved,
         **{str(path): path.read_bytes() for path in logs},
     }
-    for process in family():
-        contents[f"arguments of {process.name()}"] = "\0".join(process.cmdline()).encode()
-        contents[f"environment of {process.name()}"] = environment_of(process)
+    for _, words in ask_processes(words_of):
+        contents |= words
     found = [place for place, content in contents.items() for form in forms if form in content]
     assert not found
     if os.geteuid() == 0:

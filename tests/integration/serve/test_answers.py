@@ -17,13 +17,12 @@ from typing import Any
 
 import grpc
 import openai
-import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.api.protos.raypd.v1 import generate_pb2
 from cluster.client import CallFailed, GenerateClient
-from tests.integration.served import ROOT, ServeProcess, actor_processes, process_listening_at
+from tests.integration.served import ROOT, ServeProcess, actor_processes, ask_processes, process_listening_at
 from tests.patience import CLUSTER_S, TEST_S
 from tests.reference import greedy_tokens, random_prompt
 
@@ -59,12 +58,13 @@ async def test_tokens_through_the_whole_cluster_equal_generate(served: str, dire
 
 
 def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: str) -> None:
-    workers = [one for one in psutil.Process().children(recursive=True) if one.name().startswith("ray::")]
+    asked = ask_processes(lambda one: (one.name(), one.nice()))
+    workers = [answer for _, answer in asked if answer[0].startswith("ray::")]
 
-    names = {one.name() for one in workers}
+    names = {name for name, _ in workers}
 
     assert names >= {f"ray::{actor}" for actor in ("Controller", "IngressActor")}, names
-    assert {one.nice() for one in workers} == {0}
+    assert {niceness for _, niceness in workers} == {0}
 
 
 @pytest.mark.parametrize(
