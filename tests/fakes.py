@@ -59,7 +59,7 @@ class FakeEngine:
 
     async def next_request(self) -> EngineCoreRequest:
         """The next request that is submitted."""
-        return await asyncio.wait_for(self._arrivals.get(), timeout=10)
+        return await asyncio.wait_for(self._arrivals.get(), timeout=60)
 
     def send(
         self,

@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -27,7 +28,7 @@ class Actor:
     def is_there(self):
         return True
 actor = ray.remote(Actor).options(num_cpus=0).remote()
-assert ray.get(actor.is_there.remote(), timeout=60)
+assert ray.get(actor.is_there.remote(), timeout=300)
 print(json.dumps(config.engine_host), flush=True)
 sys.stdin.readline()
 local_ray.disconnect()
@@ -39,13 +40,20 @@ def _sockets_of(family: list[psutil.Process]) -> set[str]:
     found = set()
     for process in family:
         directory = Path(f"/proc/{process.pid}/fd")
-        for fd in directory.iterdir():
-            try:
-                target = str(fd.readlink())
-            except FileNotFoundError:
-                continue
-            found.add(target.removeprefix("socket:[").removesuffix("]"))
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            for fd in directory.iterdir():
+                with suppress(FileNotFoundError):
+                    found.add(str(fd.readlink()).removeprefix("socket:[").removesuffix("]"))
     return found
+
+
+def _words_of(family: list[psutil.Process]) -> list[str]:
+    """The words of their command lines."""
+    words: list[str] = []
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            words += process.cmdline()
+    return words
 
 
 def _listeners(inodes: set[str]) -> set[tuple[str, int]]:
@@ -85,13 +93,13 @@ def test_a_local_cluster_listens_on_loopback_only_and_nobody_else_enters_its_dir
         family = [process, *process.children(recursive=True)]
         listeners = _listeners(_sockets_of(family))
         assert len(listeners) >= 6, "Ray's own processes are among them"
-        programs = " ".join(word for one in family for word in one.cmdline())
+        words = _words_of(family)
+        programs = " ".join(words)
         assert "agent_stand_in.py" in programs
         for left_out in ("dashboard/agent.py", "dashboard/dashboard.py", "autoscaler", "log_monitor.py"):
             assert f"/{left_out}" not in programs, "needed_processes.py"
         assert {one for one in listeners if not _is_loopback(one[0])} == set()
 
-        words = [word for one in family for word in one.cmdline()]
         options = ("--temp_dir=/", "--temp-dir=/")
         [directory] = {word.partition("=")[2] for word in words if word.startswith(options)}
         ray_directory = Path(directory)

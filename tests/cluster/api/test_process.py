@@ -6,10 +6,12 @@ import asyncio
 import ssl
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from cluster.api.controller_watch import ControllerWatch
 from cluster.api.process import IngressProcess
 from cluster.client import CallFailed, Credentials, GenerateClient
 from cluster.config import ClusterConfig
@@ -59,7 +61,7 @@ def _models_over_http(port: int | None, token: str, root: Path) -> int:
     request = urllib.request.Request(f"https://127.0.0.1:{port}/v1/models")
     request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=10, context=ssl.create_default_context(cafile=root)) as answer:
+        with urllib.request.urlopen(request, timeout=60, context=ssl.create_default_context(cafile=root)) as answer:
             status: int = answer.status
             return status
     except urllib.error.HTTPError as error:
@@ -89,7 +91,11 @@ async def test_an_ingress_traces_to_a_collector_if_it_is_told_to() -> None:
     from tests.cluster.observability.tracing.otlp_sink import otlp_sink
 
     with otlp_sink() as sink:
-        settings = {"port": 0, "http": None, "tracing": {"endpoint": sink.endpoint, "sample_ratio": 1.0}}
+        settings = {
+            "port": 0,
+            "http": None,
+            "tracing": {"endpoint": sink.endpoint, "sample_ratio": 1.0, "drain_timeout_s": 60},
+        }
         process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())
         ports = await process.start(FACTS)
         try:
@@ -104,14 +110,15 @@ async def test_an_ingress_traces_to_a_collector_if_it_is_told_to() -> None:
     assert attributes["raypd.ingress"] == member().party.name
 
 
-async def test_metrics_are_read_without_a_call_to_the_controller() -> None:
+async def test_metrics_are_read_without_a_call_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.api.process.ControllerWatch", partial(ControllerWatch, interval_s=1000.0))
     admin = CountingAdmin()
     settings = {"port": 0, "http": {"port": 0, "metrics_dialects": ["vllm"]}}
     config = ClusterConfig(served_model_name="m", ingress=IngressConfig.model_validate(settings))
     process = IngressProcess(config, admin, member())
     ports = await process.start(FACTS)
     try:
-        await asyncio.wait_for(admin.was_asked.wait(), timeout=10)
+        await asyncio.wait_for(admin.was_asked.wait(), timeout=60)
         url = f"http://127.0.0.1:{ports.http}/metrics"
         texts = [await asyncio.to_thread(_read, path) for path in (url, url, f"{url}/vllm")]
         assert admin.num_questions == 1
@@ -141,7 +148,7 @@ class CountingAdmin(FakeAdmin):
 
 
 def _read(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         text: str = answer.read().decode()
     return text
 

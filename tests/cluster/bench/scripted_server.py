@@ -31,7 +31,7 @@ class ScriptedClock:
         self._was_read.clear()
 
     async def was_read(self) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await self._was_read.wait()
 
 

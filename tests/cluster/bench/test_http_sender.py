@@ -32,7 +32,7 @@ REQUEST = PlannedRequest(0, 0.0, num_input_tokens=5, num_output_tokens=3)
 PATHS: dict[Api, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-async def _sent_to(server: ScriptedServer, form: CallForm, timeout_s: float = 30.0) -> RequestRecord:
+async def _sent_to(server: ScriptedServer, form: CallForm, timeout_s: float = 60.0) -> RequestRecord:
     async with aiohttp.ClientSession() as session:
         target = Target(server.url, {"authorization": "Bearer t"})
         sender = HttpSender(session, target, form, PROMPTS, timeout_s=timeout_s, clock=server.clock)
@@ -45,7 +45,7 @@ async def _answered(steps: Sequence[Step], api: Api = "completions", status: int
     clock = ScriptedClock()
     clock.move_to(10.0)
     async with scripted_server({PATHS[api]: [Answer(steps, status)]}, clock) as server:
-        return await _sent_to(server, CallForm("tiny", api), timeout_s=30.0)
+        return await _sent_to(server, CallForm("tiny", api))
 
 
 async def test_every_figure_is_exact() -> None:

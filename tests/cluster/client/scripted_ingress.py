@@ -15,7 +15,7 @@ from cluster.api.protos.raypd.v1 import admin_pb2, admin_pb2_grpc, generate_pb2,
 from cluster.api.protos.sample_seeds import sample_seed
 from cluster.errors import FieldViolation, InvalidRequest, Overloaded
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 class ScriptedIngress(generate_pb2_grpc.GenerateServiceServicer, admin_pb2_grpc.AdminServiceServicer):

@@ -21,7 +21,7 @@ from cluster.client import BlockingClient, CallFailed, Credentials, GenerateClie
 from cluster.errors import InvalidConfig
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.fixture

@@ -17,13 +17,15 @@ import yaml
 
 from cluster.access.access_control import AccessControl
 from cluster.access.tokens import Tokens, hash_token, make_token
-from cluster.client import CallFailed, Credentials, GenerateClient
+from cluster.client import CallFailed, Credentials, GenerateClient, known_ingresses
 from cluster.client.retry_limits import RetryPolicy
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 from tests.cluster.serving_setup import grpc_settings, make_ingress_server, make_pair
+from tests.ports import free_port
 
+HEAD_START_S = known_ingresses._HEAD_START_S
 NOBODY = "127.0.0.1:1"
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -68,7 +70,8 @@ async def test_a_call_that_reads_is_made_again_when_a_full_ingress_said(tmp_path
     assert time.monotonic() - began_s >= 0.35
     async with GenerateClient(address, credentials=credentials, overload_timeout_s=0) as client:
         with pytest.raises(CallFailed, match="at its limit of 5 requests/s") as raised:
-            await asyncio.gather(client.tokenize("a"), client.tokenize("a"))
+            # So many that a busy machine, too, makes some of them within the 0.2 s of another one.
+            await asyncio.gather(*(client.tokenize("a") for _ in range(20)))
     assert raised.value.retry_delay_s
     await server.drain(0)
 
@@ -76,24 +79,24 @@ async def test_a_call_that_reads_is_made_again_when_a_full_ingress_said(tmp_path
 async def test_of_two_full_ingresses_the_one_that_is_free_first_is_asked(
     first: ScriptedIngress, second: ScriptedIngress
 ) -> None:
-    first.num_refusals, first.retry_delay_s = 1, 60.0
+    first.num_refusals, first.retry_delay_s = 1, 600.0
     second.num_refusals, second.retry_delay_s = 1, 0.1
-    async with GenerateClient([first.address, second.address], overload_timeout_s=100.0) as client:
+    async with GenerateClient([first.address, second.address], overload_timeout_s=1000.0) as client:
         assert (await asyncio.wait_for(client.complete("x"), _TIMEOUT_S)).text == "hello"
     assert (len(first.requests), len(second.requests)) == (1, 2)
 
 
-@pytest.mark.parametrize(("overload_timeout_s", "timeout_s"), [(0.0, None), (5.0, None), (60.0, 5.0)])
+@pytest.mark.parametrize(("overload_timeout_s", "timeout_s"), [(0.0, None), (100.0, None), (600.0, 100.0)])
 async def test_a_delay_that_is_longer_than_the_patience_is_not_waited_for(
     overload_timeout_s: float, timeout_s: float | None, first: ScriptedIngress
 ) -> None:
-    first.num_refusals, first.retry_delay_s = 1, 6.0
+    first.num_refusals, first.retry_delay_s = 1, 120.0
     async with GenerateClient([first.address, NOBODY], overload_timeout_s=overload_timeout_s) as client:
         began_s = time.monotonic()
         with pytest.raises(CallFailed, match="RESOURCE_EXHAUSTED") as raised:
             await client.complete("x", timeout_s=timeout_s)
-    assert time.monotonic() - began_s < 4.0
-    assert raised.value.retry_delay_s == 6.0
+    assert time.monotonic() - began_s < 60.0
+    assert raised.value.retry_delay_s == 120.0
 
 
 async def test_a_request_that_may_not_be_repeated_is_not(first: ScriptedIngress) -> None:
@@ -106,27 +109,35 @@ async def test_a_request_that_may_not_be_repeated_is_not(first: ScriptedIngress)
 async def test_the_callers_deadline_travels_with_every_call(first: ScriptedIngress) -> None:
     first.num_refusals, first.retry_delay_s = 1, 0.2
     async with GenerateClient(first.address) as client:
-        await client.complete("x", timeout_s=9.0)
+        await client.complete("x", timeout_s=90.0)
     before, after = first.time_left_s
     assert before is not None
     assert after is not None
     # gRPC rounds up what it tells a server: to a second, this far from the end.
-    assert (2.0 < before <= 9.1, 2.0 < after <= 9.1) == (True, True)
+    assert (30.0 < before <= 91.0, 30.0 < after <= 91.0) == (True, True)
 
 
-async def test_silent_addresses_take_no_longer_than_the_caller_has(silent: str) -> None:
+async def test_silent_addresses_take_no_longer_than_the_caller_has(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_ingresses, "_HEAD_START_S", HEAD_START_S)
+    monkeypatch.setattr(known_ingresses, "_CONNECT_TIMEOUT_S", 60.0)
     async with GenerateClient([silent] * 4) as client:
         began_s = time.monotonic()
         with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
             await client.status(timeout_s=0.5)
-    assert time.monotonic() - began_s < 1.5
+    assert time.monotonic() - began_s < 30.0
 
 
-async def test_an_ingress_behind_silent_ones_is_found_soon(silent: str, first: ScriptedIngress) -> None:
+async def test_an_ingress_behind_silent_ones_is_found_soon(
+    silent: str, first: ScriptedIngress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_ingresses, "_HEAD_START_S", HEAD_START_S)
+    monkeypatch.setattr(known_ingresses, "_CONNECT_TIMEOUT_S", 60.0)
     async with GenerateClient([silent, silent, first.address]) as client:
         began_s = time.monotonic()
         assert (await client.complete("x")).text == "hello"
-    assert time.monotonic() - began_s < 2.0
+    assert time.monotonic() - began_s < 30.0
 
 
 async def test_requests_are_spread_if_that_is_wanted(first: ScriptedIngress, second: ScriptedIngress) -> None:
@@ -145,8 +156,7 @@ async def test_who_asks_what_changes_nothing_is_answered_by_another_ingress(
 
 
 async def test_an_ingress_that_was_away_is_tried_again_before_a_new_request_fails(first: ScriptedIngress) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as later:
-        address = f"127.0.0.1:{later.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     async with GenerateClient([address, first.address]) as client:
         assert (await client.complete("x")).text == "hello", "the other one"
         back = ScriptedIngress(address=address)

@@ -67,7 +67,7 @@ class FakeActor:
 
     async def ended(self) -> None:
         """Wait until it is dead."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self._death.wait()
 
     async def call(self, name: str, *arguments: Any, **options: Any) -> Any:

@@ -296,7 +296,7 @@ class Cluster:
                 self.start(EngineRole.DECODE, version)
         for _ in range(8 * NUM_TOKENS):
             await self.act(("step", 1))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             ends = await asyncio.gather(*self.answers, return_exceptions=True)
         for number, end in enumerate(ends):
             assert number in self.left or not isinstance(end, BaseException) or isinstance(end, ClusterError), end

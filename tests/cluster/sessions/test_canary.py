@@ -37,7 +37,7 @@ async def prove(prefill: list[float] | None, decode: list[float]) -> None:
             tasks.create_task(answer(engines[1], decode)),
         ]
         try:
-            await run_canary(*engines, FACTS, timeout_s=10)
+            await run_canary(*engines, FACTS, timeout_s=60.0)
         finally:
             for task in answering:
                 task.cancel()
@@ -68,7 +68,7 @@ async def test_one_engine_alone_and_a_classifier() -> None:
     facts = replace(FACTS, pooling=PoolingFacts(labels=("a", "b")))
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(answer(engine, [1.5, -3.0]))
-        await run_canary(None, engine, facts, timeout_s=10)
+        await run_canary(None, engine, facts, timeout_s=60.0)
     [request] = engine.submitted
     assert request.pooling_params is not None
     assert (request.pooling_params.task, request.pooling_params.activate) == ("classify", False)
@@ -121,7 +121,7 @@ class Model:
         prefill, decode = FakeEngine("p0", EngineRole.PREFILL), FakeEngine("d0", EngineRole.DECODE)
         answering = [asyncio.create_task(self._prefill(prefill)), asyncio.create_task(self._decode(decode))]
         try:
-            await run_canary(prefill, decode, ModelFacts(64, 257, (), layout), timeout_s=10)
+            await run_canary(prefill, decode, ModelFacts(64, 257, (), layout), timeout_s=60.0)
         finally:
             for task in answering:
                 task.cancel()

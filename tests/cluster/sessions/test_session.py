@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count
 
 import grpc
 import pytest
@@ -36,7 +37,7 @@ from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.secret import Purpose
 from tests.trusted import TRUST, member
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 class RememberingEngine:
@@ -122,7 +123,7 @@ async def collect(stream: AsyncIterator[EngineCoreOutput]) -> list[int]:
 
 async def test_outputs_reach_the_stream_of_their_request_until_the_finished_one() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0)
         await session.open()
         stream_a, stream_b = session.submit(request("a")), session.submit(request("b"))
         _, _, client = await served.engine.next_command()
@@ -141,7 +142,7 @@ async def test_load_reports_say_which_requests_they_count(monkeypatch: pytest.Mo
     async with serving() as served, asyncio.timeout(_TIMEOUT_S):
         monkeypatch.setattr(served.engine, "find_mistake", lambda given: "no" if given.request_id == "bad" else None)
         book = LoadBook()
-        session = EngineSession(served.descriptor, member(), timeout_s=10.0, load_book=book)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0, load_book=book)
         await session.open()
         stream, _, _ = (session.submit(request(name)) for name in ("a", "bad", "b"))
         _, _, client = await served.engine.next_command()
@@ -158,7 +159,7 @@ async def test_load_reports_say_which_requests_they_count(monkeypatch: pytest.Mo
 
 async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> None:
     async with serving() as served:  # It takes 4 MiB.
-        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0)
         await session.open()
         data = bytes(3 * 2**20)
         embeds = PromptEmbeds(data, num_tokens=1, hidden_size=3 * 2**18, dtype="float32", digest=b"")
@@ -173,7 +174,7 @@ async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> 
 
 async def test_a_request_that_the_engine_lets_go_of_ends_silently() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0)
         await session.open()
         stream = session.submit(request("a"))
         _, _, client = await served.engine.next_command()
@@ -184,7 +185,7 @@ async def test_a_request_that_the_engine_lets_go_of_ends_silently() -> None:
 
 async def test_an_abort_ends_the_stream_here_and_the_request_there() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0)
         await session.open()
         stream = session.submit(request("a"))
         await served.engine.next_command()
@@ -197,7 +198,7 @@ async def test_an_abort_ends_the_stream_here_and_the_request_there() -> None:
 
 async def test_what_a_client_had_running_is_aborted_when_it_hangs_up() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0)
         await session.open()
         for name in ("done", "running"):
             session.submit(request(name))
@@ -212,7 +213,7 @@ async def test_what_a_client_had_running_is_aborted_when_it_hangs_up() -> None:
 
 async def test_every_open_stream_fails_when_the_engine_goes_away() -> None:
     async with serving() as served:
-        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0)
         await session.open()
         stream = session.submit(request("a"))
         await served.engine.next_command()
@@ -235,7 +236,7 @@ async def test_an_engine_that_has_died_had_the_requests_that_it_said_it_had(
     if not reads:
         monkeypatch.setattr(SessionServer, "_read", never_read)
     async with serving() as served:
-        session = EngineSession(served.descriptor, member(), timeout_s=10.0)
+        session = EngineSession(served.descriptor, member(), timeout_s=60.0)
         await session.open()
         first = session.submit(request("a"))
         if reads:
@@ -261,12 +262,13 @@ async def test_the_time_that_is_left_travels_not_the_clock(skew_s: float) -> Non
             await call.read()
             now_s = time.monotonic() + skew_s
             hasty = replace(request("hasty"), arrival_time_s=now_s - 2.0, deadline_s=now_s + 5.0)
+            sent_s = time.monotonic()
             await call.write(Submit([hasty, request("patient")], now_s))
             await served.engine.next_command()
         call.cancel()
         received, patient = served.engine.submitted
-        assert received.deadline_s == pytest.approx(time.monotonic() + 5.0, abs=2.0)
         assert received.deadline_s is not None
+        assert sent_s - 0.1 < received.deadline_s - 5.0 < time.monotonic() + 0.1
         assert received.deadline_s - received.arrival_time_s == pytest.approx(7.0)
         assert patient.deadline_s is None
 
@@ -320,11 +322,18 @@ async def test_a_busy_engine_tells_its_counters_too(monkeypatch: pytest.MonkeyPa
         call.cancel()
 
 
+async def _opened(descriptor: EngineDescriptor, timeout_s: float) -> EngineSession:
+    while True:
+        session = EngineSession(descriptor, member(), timeout_s=timeout_s)
+        with suppress(EngineLost):  # A busy machine may not be in time itself.
+            await session.open()
+            return session
+
+
 async def test_a_silent_engine_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_server, "_HEARTBEAT_S", 60.0)
     async with serving() as served:
-        session = EngineSession(served.descriptor, member(), timeout_s=1.0)
-        await session.open()
+        session = await _opened(served.descriptor, timeout_s=1.0)
         with pytest.raises(EngineLost, match=r"silent for 1\.0 s"):
             await collect(session.submit(request("a")))
         await session.close()
@@ -334,16 +343,18 @@ async def test_a_silent_engine_gets_nothing_new_where_another_one_answers(monkey
     monkeypatch.setattr(session_server, "_HEARTBEAT_S", 60.0)
     monkeypatch.setattr(session_pool, "_NOTICED_SILENCE_S", 0.3)
     async with serving() as quiet, serving("decode-1") as talking:
-        pool = SessionPool(member(), timeout_s=10.0)
+        pool = SessionPool(member(), timeout_s=60.0)
         await pool.update(Membership(1, (quiet.descriptor, talking.descriptor)))
         [session] = [session for session in pool.snapshot() if session.descriptor == talking.descriptor]
         stream = session.submit(request("a"))
         _, _, client_index = await talking.engine.next_command()
         await asyncio.sleep(0.4)
         assert len(pool.snapshot()) == 2, "nobody answers: it may be this process that was stopped"
-        talking.deliver(client_index, output("a", 0, FinishReason.LENGTH))
-        assert await collect(stream) == [0]
-        assert [session.descriptor for session in pool.snapshot()] == [talking.descriptor]
+        for position in count():  # On a busy machine it may have been silent for as long itself by now.
+            talking.deliver(client_index, output("a", position))
+            assert (await anext(stream)).first_position == position
+            if [session.descriptor for session in pool.snapshot()] == [talking.descriptor]:
+                break
         await pool.close()
 
 
@@ -351,12 +362,12 @@ async def test_another_incarnation_at_the_same_address_is_refused() -> None:
     async with serving() as served:
         old = EngineDescriptor("decode-0", 9, EngineRole.DECODE, served.descriptor.address)
         with pytest.raises(EngineLost, match="belongs to this cluster, but is not decode-0, incarnation 9"):
-            await EngineSession(old, member(), timeout_s=10.0).open()
+            await EngineSession(old, member(), timeout_s=60.0).open()
 
 
 async def test_the_pool_follows_newer_memberships_and_ignores_older_ones() -> None:
     async with serving() as served:
-        pool = SessionPool(member(), timeout_s=10.0)
+        pool = SessionPool(member(), timeout_s=60.0)
         await pool.update(Membership(2, (served.descriptor,)))
         await pool.update(Membership(1, ()))
         assert [connection.descriptor for connection in pool.snapshot()] == [served.descriptor]
@@ -367,7 +378,7 @@ async def test_the_pool_follows_newer_memberships_and_ignores_older_ones() -> No
 
 async def test_an_engine_that_drains_gets_nothing_new_and_ends_what_it_has() -> None:
     async with serving() as served:
-        pool = SessionPool(member(), timeout_s=10.0)
+        pool = SessionPool(member(), timeout_s=60.0)
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         stream = pool.snapshot()[0].submit(request("a"))
@@ -382,7 +393,7 @@ async def test_an_engine_that_drains_gets_nothing_new_and_ends_what_it_has() -> 
 @pytest.mark.parametrize("is_drained", [True, False])
 async def test_what_a_drained_engine_could_not_end_is_no_sign_of_its_death(is_drained: bool) -> None:
     async with serving() as served:
-        pool = SessionPool(member(), timeout_s=10.0)
+        pool = SessionPool(member(), timeout_s=60.0)
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         stream = pool.snapshot()[0].submit(request("a"))
@@ -399,7 +410,7 @@ async def test_what_a_drained_engine_could_not_end_is_no_sign_of_its_death(is_dr
 
 async def test_a_lost_session_is_opened_again_while_its_engine_is_a_member() -> None:
     async with serving() as served:
-        pool = SessionPool(member(), timeout_s=5.0)
+        pool = SessionPool(member(), timeout_s=60.0)
         await pool.update(Membership(1, (served.descriptor,)))
         [session] = pool.snapshot()
         assert isinstance(session, EngineSession)
@@ -419,7 +430,7 @@ async def test_a_lost_session_is_opened_again_while_its_engine_is_a_member() -> 
 
 async def test_a_change_of_role_keeps_the_session() -> None:
     async with serving() as served:
-        pool = SessionPool(member(), timeout_s=10.0)
+        pool = SessionPool(member(), timeout_s=60.0)
         members = Membership(1, (served.descriptor,))
         await pool.update(members)
         [before] = pool.snapshot()

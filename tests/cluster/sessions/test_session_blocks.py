@@ -27,7 +27,7 @@ from tests.trusted import TRUST, member
 
 BLOCK_SIZE = 16
 ENGINE: EngineKey = ("decode-0", 1)
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 class CachingEngine:

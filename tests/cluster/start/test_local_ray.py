@@ -57,7 +57,7 @@ def _connect(address: str) -> None:
 def ray_was_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The addresses that Ray was told to join."""
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
-    monkeypatch.setattr(local_ray, "_ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(local_ray, "_ANSWER_TIMEOUT_S", 60.0)
     asked: list[str] = []
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.append(address))
     return asked
@@ -75,7 +75,10 @@ def ray_refuses(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
 
 
 @pytest.mark.parametrize("listens", [False, True], ids=["nobody-listens", "silence"])
-def test_no_head_is_said_after_a_while(listens: bool, ray_was_asked: list[str]) -> None:
+def test_no_head_is_said_after_a_while(
+    listens: bool, ray_was_asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_ray, "_ANSWER_TIMEOUT_S", 0.3)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         if listens:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from cluster.text.tokenizing import MAX_CHARS_ON_EVENT_LOOP, MAX_CHARS_SIDE_BY_SIDE, RenewedThreads, off_event_loop
 
 
@@ -30,11 +32,11 @@ async def test_huge_texts_are_tokenized_one_after_the_other() -> None:
         with lock:
             running += 1
             most = max(most, running)
-        first_may_end.wait(10)
+        first_may_end.wait(60)
         with lock:
             running -= 1
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         for _ in range(3):
             tasks.create_task(off_event_loop(MAX_CHARS_SIDE_BY_SIDE + 1, tokenize))
         await off_event_loop(MAX_CHARS_SIDE_BY_SIDE, first_may_end.set)
@@ -43,11 +45,11 @@ async def test_huge_texts_are_tokenized_one_after_the_other() -> None:
 
 def test_a_thread_is_replaced_once_it_has_read_its_share() -> None:
     threads = RenewedThreads(num_threads=1, chars_per_thread=100)
-    read_by = [threads.submit(num_chars, threading.current_thread).result(10) for num_chars in (60, 60, 60, 60, 60)]
+    read_by = [threads.submit(num_chars, threading.current_thread).result(60) for num_chars in (60, 60, 60, 60, 60)]
     first, _, second, _, third = read_by
     assert [read_by.index(thread) for thread in read_by] == [0, 0, 2, 2, 4]
     for replaced in (first, second):
-        replaced.join(10)
+        replaced.join(60)
         assert not replaced.is_alive()
     assert third.is_alive()
 
@@ -55,11 +57,11 @@ def test_a_thread_is_replaced_once_it_has_read_its_share() -> None:
 def test_what_was_submitted_before_threads_are_replaced_is_done() -> None:
     threads = RenewedThreads(num_threads=1, chars_per_thread=1)
     may_go_on = threading.Event()
-    first = threads.submit(1, lambda: may_go_on.wait(10))
+    first = threads.submit(1, lambda: may_go_on.wait(60))
     behind = [threads.submit(1, lambda number=number: number) for number in range(4)]  # type: ignore[misc]  # a loop's
     may_go_on.set()
-    assert first.result(10)
-    assert [future.result(10) for future in behind] == [0, 1, 2, 3]
+    assert first.result(60)
+    assert [future.result(60) for future in behind] == [0, 1, 2, 3]
 
 
 _MEMORY = """
@@ -103,6 +105,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.timeout(630)
 def test_texts_and_words_that_never_came_before_are_not_remembered_for_ever() -> None:
     """25 million characters of new words are what fills what a thread remembers, up to 100 MiB for each thread."""
-    subprocess.run([sys.executable, "-c", _MEMORY], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", _MEMORY], check=True, timeout=600)

@@ -64,7 +64,7 @@ async def status_of(
     data = request if isinstance(request, bytes) else request.SerializeToString()
     read = GetMessageClass(method.output_type).FromString
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             if method.server_streaming:
                 stream: grpc.aio.UnaryStreamMultiCallable[bytes, Message] = channel.unary_stream(
                     path, response_deserializer=read

@@ -72,13 +72,13 @@ async def started(
 
 async def ask_model(address: str, credentials: Credentials | None = None) -> str:
     async with open_channel(address, credentials) as channel:
-        response = await model_pb2_grpc.ModelServiceStub(channel).GetModel(model_pb2.GetModelRequest(), timeout=10)
+        response = await model_pb2_grpc.ModelServiceStub(channel).GetModel(model_pb2.GetModelRequest(), timeout=60)
         return response.model
 
 
 async def ask_status(address: str, credentials: Credentials | None = None) -> str:
     async with open_channel(address, credentials) as channel:
-        status = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=10)
+        status = await admin_pb2_grpc.AdminServiceStub(channel).GetStatus(admin_pb2.GetStatusRequest(), timeout=60)
         return status.model
 
 
@@ -131,7 +131,7 @@ async def test_a_stream_is_its_tokens(tmp_path: Path) -> None:
             await anext(aiter(stub.Generate(generate_pb2.GenerateRequest(text="first!", priority=-1))))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         call.cancel()
-        await asyncio.wait_for(pair.decode.has_aborted.wait(), timeout=10)
+        await asyncio.wait_for(pair.decode.has_aborted.wait(), timeout=60)
 
 
 async def test_a_priority_above_the_ceiling_is_denied(tmp_path: Path) -> None:
@@ -164,14 +164,14 @@ async def test_a_requests_aims_reach_the_engines_and_those_that_are_tighter_than
         producer, _ = await pair.next_requests()
         assert producer.slo == Slo(ttft_s=0.1, itl_s=0.06), "the token has an aim for what the request leaves open"
         call.cancel()
-        await asyncio.wait_for(pair.decode.has_aborted.wait(), timeout=10)
+        await asyncio.wait_for(pair.decode.has_aborted.wait(), timeout=60)
 
 
 async def ask_about_last(address: str, credentials: Credentials | None = None) -> int:
     """How many of the last requests are explained."""
     async with open_channel(address, credentials) as channel:
         stub = generate_pb2_grpc.GenerateServiceStub(channel)
-        return len((await stub.Explain(generate_pb2.ExplainRequest(last=5), timeout=10)).records)
+        return len((await stub.Explain(generate_pb2.ExplainRequest(last=5), timeout=60)).records)
 
 
 async def test_administration_can_have_a_port_of_its_own() -> None:
@@ -276,5 +276,5 @@ async def test_a_message_that_cannot_be_read_is_the_clients_mistake() -> None:
     async with started(grpc_settings()) as (address, _), grpc.aio.insecure_channel(address) as channel:
         for method in ("GenerateService/Generate", "ModelService/GetModel", "AdminService/Drain"):
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/raypd.v1.{method}")
-            error = await failure_of(call(b"\x0a\x02\xff\xfe", timeout=10))
+            error = await failure_of(call(b"\x0a\x02\xff\xfe", timeout=60))
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, method

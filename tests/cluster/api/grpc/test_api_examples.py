@@ -48,9 +48,9 @@ def address() -> Iterator[str]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
     thread.start()
-    yield started.result(timeout=30)
+    yield started.result(timeout=60)
     loop.call_soon_threadsafe(is_over.set)
-    thread.join(timeout=30)
+    thread.join(timeout=60)
     loop.close()
 
 

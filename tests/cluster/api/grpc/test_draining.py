@@ -49,13 +49,13 @@ async def _draining(settings: GrpcServerSettings | None = None) -> AsyncIterator
     pair = make_pair()
     server = make_ingress_server(pair.serving, settings=settings)
     address = f"127.0.0.1:{await server.start()}"
-    async with asyncio.timeout(20), grpc.aio.insecure_channel(address) as channel:
+    async with asyncio.timeout(60), grpc.aio.insecure_channel(address) as channel:
         stub = generate_pb2_grpc.GenerateServiceStub(channel)
         responses = aiter(stub.Generate(generate_pb2.GenerateRequest(text="hello")))
         producer, _ = await pair.next_requests()
         pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         assert (await anext(responses)).text == "a"
-        task = asyncio.create_task(server.drain(grace_s=60))
+        task = asyncio.create_task(server.drain(grace_s=600))
         await channel.wait_for_state_change(READY)
         yield Draining(pair, server, address, channel, responses, task)
         await task
@@ -124,8 +124,8 @@ async def test_a_port_that_cannot_be_had_again_only_leaves_refusals_unexplained(
         pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         await first
         monkeypatch.setattr(IngressServer, "_listen", taken)
-        task = asyncio.create_task(server.drain(grace_s=60))
-        async with asyncio.timeout(20):
+        task = asyncio.create_task(server.drain(grace_s=600))
+        async with asyncio.timeout(60):
             while not caplog.records:  # noqa: ASYNC110  # a log has no event
                 await asyncio.sleep(0.05)
             pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
@@ -154,7 +154,7 @@ async def test_a_drain_whose_grace_ends_before_its_calls_cuts_them(
                 await answer
         assert pair.num_unfinished_requests == 0
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for _ in range(10):
             await asyncio.gather(*(drain_under_a_call() for _ in range(4)))
 
@@ -167,7 +167,7 @@ async def test_our_client_goes_elsewhere_without_losing_a_call(monkeypatch: pyte
     async with asyncio.timeout(60), GenerateClient(addresses) as client:
         await client.complete("hello", max_tokens=2)
         async with servers[0]._in_progress:  # It drains until the calls are answered; the client would rather go there.
-            draining = asyncio.create_task(servers[0].drain(grace_s=60))
+            draining = asyncio.create_task(servers[0].drain(grace_s=600))
             for _ in range(5):
                 answers = await asyncio.gather(*(client.complete("hello", max_tokens=2) for _ in range(4)))
                 assert [answer.text for answer in answers] == ["ab"] * 4

@@ -44,7 +44,7 @@ async def watch_until_drained(*, drains_while_writing: bool) -> list[int]:
     draining = asyncio.ensure_future(health.enter_graceful_shutdown())
     await asyncio.sleep(0)
     context.may_write.set()
-    await asyncio.wait_for(asyncio.gather(watch, draining), timeout=10)
+    await asyncio.wait_for(asyncio.gather(watch, draining), timeout=60)
     return context.written
 
 

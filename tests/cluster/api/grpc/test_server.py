@@ -48,8 +48,8 @@ async def _client(serving: Serving) -> AsyncIterator[GenerateClient]:
 
 
 async def _both_aborted(pair: Pair) -> None:
-    await asyncio.wait_for(pair.prefill.has_aborted.wait(), timeout=10)
-    await asyncio.wait_for(pair.decode.has_aborted.wait(), timeout=10)
+    await asyncio.wait_for(pair.prefill.has_aborted.wait(), timeout=60)
+    await asyncio.wait_for(pair.decode.has_aborted.wait(), timeout=60)
 
 
 async def test_tokens_stream_as_they_come_and_the_last_response_tells_everything() -> None:
@@ -177,12 +177,15 @@ async def test_a_deadline_aborts_both_engines() -> None:
     pair = make_pair()
     async with _client(pair.serving) as client:
         await client.get_model()  # the connection is there, so that the request's time is the request's
-        with pytest.raises(CallFailed) as raised:
-            await anext(client.generate("hello", timeout_s=0.5))
+        for timeout_s in (0.5, 5.0, 50.0):
+            with pytest.raises(CallFailed) as raised:
+                await anext(client.generate("hello", timeout_s=timeout_s))
+            assert raised.value.code == grpc.StatusCode.DEADLINE_EXCEEDED
+            if pair.decode.submitted:
+                break  # A busy machine may need more than the first time for as much.
         await _both_aborted(pair)
 
-    assert raised.value.code == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert pair.prefill.submitted[0].deadline_s == pytest.approx(1000.5, abs=0.5)
+    assert pair.prefill.submitted[0].deadline_s == pytest.approx(1000 + timeout_s, abs=timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +346,7 @@ async def test_health_is_serving_for_every_service_until_the_server_drains() -> 
         watching = watch(health_pb2.HealthCheckRequest(service="raypd.v1.GenerateService"))
         statuses = [(await anext(aiter(watching))).status]
 
-        await asyncio.wait_for(server.drain(grace_s=60), timeout=10)
+        await asyncio.wait_for(server.drain(grace_s=600), timeout=60)
         statuses += [answer.status async for answer in watching]
 
     assert statuses[0] == health_pb2.HealthCheckResponse.SERVING
@@ -384,7 +387,7 @@ async def test_draining_lets_running_requests_end_and_refuses_new_ones() -> None
         producer, consumer = await pair.next_requests()
         pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         await first
-        draining = asyncio.create_task(server.drain(grace_s=60))
+        draining = asyncio.create_task(server.drain(grace_s=600))
         await asyncio.sleep(0)  # It begins.
         for _ in range(20):
             with pytest.raises(CallFailed, match="UNAVAILABLE: this ingress is draining"):
@@ -393,7 +396,7 @@ async def test_draining_lets_running_requests_end_and_refuses_new_ones() -> None
         pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
 
         assert [response.text async for response in responses] == ["b"]
-        await asyncio.wait_for(draining, timeout=10)
+        await asyncio.wait_for(draining, timeout=60)
 
 
 async def test_requests_that_outlast_the_grace_are_aborted() -> None:

@@ -42,7 +42,7 @@ class Explanations:
         monkeypatch.setattr(Explainer, "explain_last", explain_last)
 
     async def until(self, num_asked: int) -> None:
-        async with asyncio.timeout(30), self._asked:
+        async with asyncio.timeout(60), self._asked:
             await self._asked.wait_for(lambda: self.num_asked >= num_asked)
 
 

@@ -116,6 +116,6 @@ async def http_setup(
     async with http_server(pair.serving, config, access, slow_reader_timeout_s, allowed_hosts) as (server, port):
         url = f"http://127.0.0.1:{port}"
         # Looking for certificates takes longer than all the rest.
-        async with httpx2.AsyncClient(base_url=url, verify=False) as http:
+        async with httpx2.AsyncClient(base_url=url, verify=False, timeout=60) as http:
             client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0, http_client=http)
             yield Setup(pair, server, port, client, http)

@@ -100,10 +100,10 @@ def url() -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        yield address.result(timeout=30)
+        yield address.result(timeout=60)
     finally:
         loop.call_soon_threadsafe(is_over.set)
-        running.result(timeout=30)
+        running.result(timeout=60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

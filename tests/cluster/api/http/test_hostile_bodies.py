@@ -138,7 +138,7 @@ def _hostile(draw: DrawFn) -> tuple[str, bytes]:
 async def _check(bodies: list[tuple[str, bytes]]) -> None:
     async with answering(_CONFIG) as setup:
         for path, data in bodies:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 answer = await setup.http.post(path, content=data, headers={"content-type": "application/json"})
             # Times that cannot be met are asked for, too.
             assert answer.status_code in (200, 400, 404, 413, 504), (path, data[:500], answer.text)

@@ -49,7 +49,7 @@ class Client:
 async def _streaming(times: StreamTimes) -> AsyncIterator[tuple[EventStream, Client, OpenStreams]]:
     streams, client = OpenStreams(times), Client()
     stream = EventStream("r", _NO_ANSWER, client.each_event(), streams)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         looking = tasks.create_task(streams.run())
         streaming = tasks.create_task(stream({ABORT: client.is_cut.set}, _receive, client.send))
         yield stream, client, streams

@@ -34,8 +34,8 @@ JSON_BODY = {"content-type": "application/json"}
 
 
 async def _both_aborted(setup: Setup) -> None:
-    await asyncio.wait_for(setup.pair.prefill.has_aborted.wait(), timeout=10)
-    await asyncio.wait_for(setup.pair.decode.has_aborted.wait(), timeout=10)
+    await asyncio.wait_for(setup.pair.prefill.has_aborted.wait(), timeout=60)
+    await asyncio.wait_for(setup.pair.decode.has_aborted.wait(), timeout=60)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -72,7 +72,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
             producer, consumer = await setup.pair.next_requests()
             setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
             position = 1
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not setup.pair.decode.has_aborted.is_set():
                     setup.pair.decode.send(consumer, position, "b" * 60_000)
                     position += 60_000
@@ -109,7 +109,7 @@ async def test_too_many_requests_are_told_when_to_come_back() -> None:
     pair = make_pair()
     serving = make_serving(pair.prefill, pair.decode, max_requests_in_flight=0)
     async with http_server(serving) as (_, port):
-        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
+        client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0, timeout=60)
         async with client:
             with pytest.raises(openai.RateLimitError) as caught:
                 await client.completions.create(model="tiny", prompt="hello")
@@ -122,7 +122,7 @@ async def test_too_many_requests_are_told_when_to_come_back() -> None:
 async def test_without_an_engine_it_lives_and_is_not_ready() -> None:
     async with http_server(make_serving()) as (_, port):
         url = f"http://127.0.0.1:{port}"
-        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0) as client:
+        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0, timeout=60) as client:
             assert await client.get("/health", cast_to=object) == {"status": "ok"}
             with pytest.raises(openai.InternalServerError) as caught:
                 await client.get("/ready", cast_to=object)
@@ -199,14 +199,22 @@ async def test_a_body_or_headers_that_do_not_come_are_not_waited_for() -> None:
             (HEAD % 9, b"408"),
             (b"POST /", b""),
         ):
-            reader, writer = await asyncio.open_connection("127.0.0.1", setup.port)
-            writer.write(sent)
-            async with asyncio.timeout(10):
-                try:
-                    assert expected in await reader.readline()
-                except ConnectionResetError:
-                    assert not expected
-            writer.close()
+            async with asyncio.timeout(60):
+                # On a busy machine the headers may be late as well, and have no answer.
+                while expected not in (answer := await _first_line(setup.port, sent)):
+                    assert answer == b""
+                assert expected or not answer
+
+
+async def _first_line(port: int, sent: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(sent)
+    try:
+        return await reader.readline()
+    except ConnectionResetError:
+        return b""
+    finally:
+        writer.close()
 
 
 async def test_a_client_that_resets_its_connection_leaves_nothing() -> None:
@@ -251,14 +259,14 @@ async def test_a_drain_lets_running_answers_end_and_refuses_new_ones() -> None:
         setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
         stream = aiter(await asking)
         await anext(stream)
-        draining = asyncio.create_task(setup.server.drain(10))
+        draining = asyncio.create_task(setup.server.drain(600))
         await asyncio.sleep(0)
         with pytest.raises(openai.InternalServerError) as refused:
             await setup.client.completions.create(model="tiny", prompt="hello")
         assert refused.value.status_code == 503
         setup.pair.decode.send(consumer, 1, "b", finish_reason=FinishReason.LENGTH)
         assert [chunk.choices[0].text async for chunk in stream] == ["b"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await draining
 
 
@@ -269,7 +277,7 @@ async def test_a_drain_that_gets_no_time_cuts_off_what_is_left(
     async with http_setup() as setup:
         reader, writer = await asyncio.open_connection("127.0.0.1", setup.port)
         await setup.server.drain(0)
-        assert await asyncio.wait_for(reader.read(), timeout=10) == b""
+        assert await asyncio.wait_for(reader.read(), timeout=60) == b""
         writer.close()
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", setup.port)
@@ -280,7 +288,7 @@ async def test_a_drain_aborts_what_does_not_end_in_time() -> None:
     async with http_setup() as setup:
         asking = asyncio.create_task(setup.client.completions.create(model="tiny", prompt="hello"))
         await setup.pair.next_requests()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await setup.server.drain(0)
         await _both_aborted(setup)
         with pytest.raises(openai.APIError):
@@ -298,10 +306,10 @@ async def test_what_a_drain_aborts_is_no_error_in_the_log(is_stream: bool, caplo
         if is_stream:
             setup.pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER)
             await asking
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await setup.server.drain(0)
         await asyncio.gather(asking, return_exceptions=True)
-        await asyncio.wait_for(setup.pair.decode.has_aborted.wait(), timeout=10)
+        await asyncio.wait_for(setup.pair.decode.has_aborted.wait(), timeout=60)
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
     assert not any("ASGI" in record.getMessage() for record in caplog.records)
 

@@ -135,7 +135,7 @@ async def test_a_controller_that_hangs_has_a_deadline_and_few_callers_at_a_time(
     monkeypatch.setattr(explainer, "_TIMEOUT_S", 0.05)
     admin = SilentAdmin()
     one = make(record(), admin=admin)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         found = await asyncio.gather(*(one.explain("r", None, ANYBODY) for _ in range(20)))
     assert {answer.unanswered for answer in found} == {
         (UnansweredIngress("all other ingresses", "no answer within 0.05 s"),)

@@ -18,7 +18,7 @@ from cluster.api.protos.sample_seeds import sample_seed
 from cluster.client import BlockingClient, CallFailed, GenerateClient
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 PROMPTS = ["ab", "cd", "ef"]
 
 

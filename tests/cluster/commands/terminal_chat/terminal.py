@@ -15,7 +15,7 @@ from typing import Self
 
 import psutil
 
-_TIMEOUT_S = 20.0
+_TIMEOUT_S = 60.0
 
 _BELOW = re.compile(r"\x1b7(.*?)\x1b8", re.DOTALL)
 _CODES = re.compile(r"\x1bD|\x1b\[[0-9;?]*[A-Za-z]")

@@ -16,7 +16,7 @@ from cluster.api.protos.raypd.v1 import generate_pb2
 from tests.cluster.client.scripted_ingress import ScriptedIngress
 from tests.cluster.commands.terminal_chat.terminal import CTRL_D, UP, RaypdInTerminal
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 60.0
 
 
 def _answer(request: generate_pb2.GenerateRequest) -> str:
@@ -125,7 +125,7 @@ def test_an_answer_is_written_to_a_pipe(first: ScriptedIngress) -> None:
         input="hi",
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "<hi>\n")

@@ -41,6 +41,6 @@ async def test_keys_come_one_by_one_and_the_terminal_is_restored(monkeypatch: py
             assert not termios.tcgetattr(terminal)[3] & (termios.ECHO | termios.ICANON | termios.ISIG)
             assert termios.tcgetattr(terminal)[1] & termios.OPOST
             os.write(controller, "jä\x03".encode())
-            assert [await asyncio.wait_for(keys.get(), 10) for _ in range(3)] == ["j", "ä", "interrupt"]
+            assert [await asyncio.wait_for(keys.get(), 60) for _ in range(3)] == ["j", "ä", "interrupt"]
         assert termios.tcgetattr(terminal) == before
     os.close(controller)

@@ -122,14 +122,14 @@ async def _run(monkeypatch: pytest.MonkeyPatch, client: _Client, *keys: str) -> 
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     console, written = _console(is_terminal=True)
     running = asyncio.create_task(show_top("a:1", console, interval_s=0.01, timeout_s=1.0, is_once=False))
-    await asyncio.wait_for(client.has_been_asked.wait(), 10)
+    await asyncio.wait_for(client.has_been_asked.wait(), 60)
     for key in keys:
         keyboard.press(key)
     if keys:
-        await asyncio.wait_for(client.has_changed.wait(), 10)
+        await asyncio.wait_for(client.has_changed.wait(), 60)
         await asyncio.sleep(0)
     keyboard.press("q")
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, 60)
     return written.getvalue()
 
 

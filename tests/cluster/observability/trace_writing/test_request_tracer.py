@@ -42,7 +42,7 @@ class Disk(TraceParts):
 
     def append(self, line: bytes) -> None:
         self.waits.set()
-        assert self.may_write.wait(30)
+        assert self.may_write.wait(60)
         if self.errors:
             raise self.errors.pop(0)
         super().append(line)
@@ -66,7 +66,7 @@ def test_what_is_recorded_can_be_read_in_the_order_of_arrival(tmp_path: Path) ->
     tracer = start_tracer(settings, "ingress-0", PUBLIC_KEY, now_s=1.7e9, monotonic_s=100.0)
     tracer.put(record(1), 107.0, request(600))
     tracer.put(record(2), 105.0, request(600))
-    tracer.close(30)
+    tracer.close(60)
     assert tracer.view() == RequestTraceView(num_lines=2)
     first, second = open_trace(file_in(tmp_path)).requests()
     assert (first.request_id, first.arrival_s, second.request_id, second.arrival_s) == ("2", 0.0, "1", 2.0)
@@ -81,8 +81,8 @@ def test_lines_are_written_soon_though_nothing_follows(num_requests: int, tmp_pa
     tracer = RequestTracer(disk, 0.0)
     for number in range(num_requests):
         tracer.put(record(number), 0.0, None)
-    assert disk.waits.wait(30), "nothing is written before the tracer is closed"
-    tracer.close(30)
+    assert disk.waits.wait(60), "nothing is written before the tracer is closed"
+    tracer.close(60)
     assert tracer.view() == RequestTraceView(num_lines=num_requests)
 
 
@@ -92,7 +92,7 @@ def test_hashes_are_not_those_of_the_clusters_key(tmp_path: Path) -> None:
         settings = RequestTraceConfig(directory=tmp_path / name, block_hashes=BlockHashes.CLUSTER)
         tracer = start_tracer(settings, "ingress-0", key, now_s=1.7e9, monotonic_s=0.0)
         tracer.put(record(), 0.0, request(512))
-        tracer.close(30)
+        tracer.close(60)
         found.append(next(open_trace(file_in(tmp_path / name)).requests()).blocks)
     assert found[0] == found[1] != found[2]
 
@@ -101,12 +101,12 @@ def test_a_slow_disk_drops_lines_and_never_blocks(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     tracer = RequestTracer(disk, 0.0)
     tracer.put(record(), 0.0, None)
-    assert disk.waits.wait(30)
+    assert disk.waits.wait(60)
     for number in range(MAX_PENDING + 5):
         tracer.put(record(number), 0.0, None)
     assert tracer.view() == RequestTraceView(num_lines=0, num_dropped_lines=5)
     disk.may_write.set()
-    tracer.close(30)
+    tracer.close(60)
     assert tracer.view() == RequestTraceView(num_lines=MAX_PENDING + 1, num_dropped_lines=5)
 
 
@@ -114,13 +114,13 @@ def test_prompts_that_wait_are_bounded_in_tokens(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     tracer = RequestTracer(disk, 0.0)
     tracer.put(record(), 0.0, None)
-    assert disk.waits.wait(30)
+    assert disk.waits.wait(60)
     large = request(MAX_PENDING_TOKENS)
     tracer.put(record(1), 0.0, large)
     tracer.put(record(2), 0.0, request(1))
     tracer.put(record(3), 0.0, None)
     disk.may_write.set()
-    tracer.close(30)
+    tracer.close(60)
     assert tracer.view() == RequestTraceView(num_lines=3, num_dropped_lines=1)
     assert [one.request_id for one in open_trace(file_in(tmp_path)).requests()] == ["1", "2", "4"]
 
@@ -132,7 +132,7 @@ def test_a_full_disk_drops_lines_until_there_is_room_again(tmp_path: Path, caplo
     for _ in range(4):
         tracer.put(record(), 0.0, None)
     disk.may_write.set()
-    tracer.close(30)
+    tracer.close(60)
     assert tracer.view() == RequestTraceView(1, 3, "")
     assert [line.message for line in caplog.records] == [
         "the request trace cannot be written: its lines are dropped",
@@ -145,7 +145,7 @@ def test_while_the_disk_is_full_the_view_says_so(tmp_path: Path) -> None:
     tracer = RequestTracer(disk, 0.0)
     tracer.put(record(), 0.0, None)
     disk.may_write.set()
-    tracer.close(30)
+    tracer.close(60)
     assert tracer.view() == RequestTraceView(0, 1, "No space left on device")
 
 
@@ -155,7 +155,7 @@ def test_a_request_of_which_no_line_can_be_made_costs_only_its_own(tmp_path: Pat
     tracer.put(record(), 0.0, None)
     tracer.put(record(), 0.0, None)
     disk.may_write.set()
-    tracer.close(30)
+    tracer.close(60)
     assert tracer.view() == RequestTraceView(1, 1, "")
 
 
@@ -163,24 +163,24 @@ def test_a_disk_that_never_answers_does_not_keep_the_process_from_its_end(tmp_pa
     disk = Disk(tmp_path)
     tracer = RequestTracer(disk, 0.0)
     tracer.put(record(), 0.0, None)
-    assert disk.waits.wait(30)
+    assert disk.waits.wait(60)
     tracer.close(0.01)
     tracer.put(record(), 0.0, None)
     assert tracer.view().num_dropped_lines == 1
     disk.may_write.set()
-    tracer.close(30)
+    tracer.close(60)
 
 
 def test_a_trace_of_nothing_leaves_no_file(tmp_path: Path) -> None:
     settings = RequestTraceConfig(directory=tmp_path)
-    start_tracer(settings, "ingress-0", PUBLIC_KEY, now_s=1.7e9, monotonic_s=0.0).close(30)
+    start_tracer(settings, "ingress-0", PUBLIC_KEY, now_s=1.7e9, monotonic_s=0.0).close(60)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_cut_off_by_a_crash_is_named(tmp_path: Path) -> None:
     tracer = start_tracer(RequestTraceConfig(directory=tmp_path), "ingress-0", PUBLIC_KEY, now_s=1.7e9, monotonic_s=0.0)
     tracer.put(record(), 0.0, request(5))
-    tracer.close(30)
+    tracer.close(60)
     file = file_in(tmp_path)
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(InvalidConfig, match="line 2: the file ends in the middle of this line: remove the line"):

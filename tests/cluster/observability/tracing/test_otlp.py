@@ -33,7 +33,7 @@ SECRET = "a secret prompt"
 
 def trace_to(endpoint: str, serving: Serving, **settings: float) -> RequestTracing:
     """Let Serving trace to a collector."""
-    config = TracingConfig.model_validate({"endpoint": endpoint, "sample_ratio": 0.0, "drain_timeout_s": 5} | settings)
+    config = TracingConfig.model_validate({"endpoint": endpoint, "sample_ratio": 0.0, "drain_timeout_s": 60} | settings)
     serving._tracing = RequestTracing(config, SpanExport(config, "ingress-0"), "ingress-0", time.monotonic)
     return serving._tracing
 
@@ -147,4 +147,4 @@ async def test_a_collector_that_never_answers_delays_no_request_and_ends_with_it
         assert left, "the collector is still waited for, by threads that keep no process from its end"
         assert all(thread.daemon for thread in left)
     for thread in left:
-        await asyncio.to_thread(thread.join, 10)
+        await asyncio.to_thread(thread.join, 60)

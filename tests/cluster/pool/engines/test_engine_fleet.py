@@ -177,7 +177,7 @@ class World:
 
     async def rounds_until(self, is_so: Callable[[], bool]) -> None:
         """The controller's rounds, until it is so."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not is_so():
                 observed, histories = self.fleet.observed(), self.fleet.histories
                 newest = self.models.newest

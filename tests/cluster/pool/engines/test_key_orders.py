@@ -67,7 +67,7 @@ async def test_engines_wait_for_each_others_reports_and_get_one_answer() -> None
     async def report_at_once() -> AttentionReport:
         return ANY_ORDER
 
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         early = tasks.create_task(orders.of_engine("prefill-0", report_at_once))
         late = tasks.create_task(orders.of_engine("decode-0", report_late))
         await has_reported.wait()

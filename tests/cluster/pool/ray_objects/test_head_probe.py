@@ -26,7 +26,7 @@ class FakeHead:
 
     def nodes(self) -> list[dict[str, Any]]:
         self.num_asked += 1
-        assert self.may_answer.wait(30)
+        assert self.may_answer.wait(60)
         return self.answer()
 
 
@@ -35,12 +35,12 @@ async def head(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeHead]:
     """Its end comes before the event loop's, which waits for the threads that ask."""
     fake = FakeHead()
     monkeypatch.setattr(ray, "nodes", fake.nodes)
-    monkeypatch.setattr(head_probe, "_PROBE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(head_probe, "_PROBE_TIMEOUT_S", 60.0)
     yield fake
     fake.may_answer.set()
 
 
-async def until(is_so: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def until(is_so: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Until it is so; what it depends on is in threads."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -59,8 +59,9 @@ async def test_silence_counts_from_its_begin_while_the_head_answers(head: FakeHe
 
 
 async def test_nobody_is_silent_while_the_head_is_not_heard_and_the_clock_begins_anew_afterwards(
-    head: FakeHead,
+    head: FakeHead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(head_probe, "_PROBE_TIMEOUT_S", 0.3)
     probe = HeadProbe()
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -75,7 +76,8 @@ async def test_nobody_is_silent_while_the_head_is_not_heard_and_the_clock_begins
     watch.cancel()
 
 
-async def test_one_question_is_asked_at_a_time(head: FakeHead) -> None:
+async def test_one_question_is_asked_at_a_time(head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_probe, "_PROBE_TIMEOUT_S", 0.3)
     probe = HeadProbe()
     watch = asyncio.create_task(probe.watch(0.01))
     head.may_answer.clear()

@@ -51,7 +51,7 @@ async def _next(stream: AsyncGenerator[bytes, None], source: _Source) -> dict[st
     coming = asyncio.ensure_future(anext(stream))
     await _settled()
     source.turns.release()
-    event = await asyncio.wait_for(coming, 10)
+    event = await asyncio.wait_for(coming, 60)
     assert event.startswith(b"data: ")
     assert event.endswith(b"\n\n")
     shown: dict[str, object] = json.loads(event[6:])
@@ -134,7 +134,7 @@ async def test_a_bug_in_a_snapshot_ends_the_streams_and_not_the_ingress(caplog: 
         source.error = RuntimeError("a bug")
         async with aclosing(feed.watch()) as stream:
             source.turns.release()
-            assert await asyncio.wait_for(anext(stream, None), 10) is None
+            assert await asyncio.wait_for(anext(stream, None), 60) is None
         assert "the live page's snapshots failed by a bug" in caplog.text
         source.error = None
         async with aclosing(feed.watch()) as stream:
@@ -145,4 +145,4 @@ async def test_closing_the_feed_ends_all_streams() -> None:
     async with _running() as (feed, source), aclosing(feed.watch()) as stream:
         await _next(stream, source)
         feed.close()
-        assert await asyncio.wait_for(anext(stream, None), 10) is None
+        assert await asyncio.wait_for(anext(stream, None), 60) is None

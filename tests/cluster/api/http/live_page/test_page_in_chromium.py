@@ -25,10 +25,11 @@ from tests.cluster.api.grpc.test_access import ALICE, OPS, access
 from tests.cluster.api.http.live_page.chromium_of_system import chromium_path
 from tests.cluster.api.http.live_page.scripted_cluster import HOSTILE, ScriptedCluster, scripted_server
 from tests.cluster.api.http.live_page.slow_requests import CAUSES, slow_requests
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.more, pytest.mark.asyncio(loop_scope="module")]
 
-_PATIENCE_MS: Final = 30_000
+_PATIENCE_MS: Final = 60_000
 """How long a page that is not yet as it should be is looked at again: the machine may be busy."""
 _FLAGS: Final = (
     "--headless",
@@ -237,7 +238,7 @@ async def _colour(page: Page) -> str:
 async def test_the_page_comes_back_when_the_ingress_does(chromium: Browser) -> None:
     cluster = _cluster()
     async with AsyncExitStack() as stack:
-        port = await stack.enter_async_context(scripted_server(cluster))
+        port = await stack.enter_async_context(scripted_server(cluster, port=free_port()))
         async with _opened(chromium, port) as opened:
             page = opened.page
             await expect(page.locator("#connection")).to_have_text("live")

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import ssl
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,16 +48,19 @@ async def call(port: int, context: ssl.SSLContext) -> bytes:
 
 
 async def test_a_handshake_that_does_not_end_is_cut_off_in_time(tmp_path: Path) -> None:
-    async with asyncio.timeout(20), served(tmp_path, receive_timeout_s=0.2) as (port, context):
+    async with asyncio.timeout(60), served(tmp_path, receive_timeout_s=0.2) as (port, context):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"\x16\x03\x01\x02\x00")
         assert await reader.read() == b""
         writer.close()
-        assert b"200 OK" in await call(port, context)
+        answer = b""
+        while b"200 OK" not in answer:
+            with suppress(OSError):  # A busy machine may not shake hands in time itself.
+                answer = await call(port, context)
 
 
 async def test_a_handshake_that_does_not_end_gives_way_to_a_client_that_asks(tmp_path: Path) -> None:
-    async with asyncio.timeout(20), served(tmp_path, max_connections=2) as (port, context):
+    async with asyncio.timeout(60), served(tmp_path, max_connections=2) as (port, context):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         assert b"200 OK" in await call(port, context)
         assert await silent[0][0].read() == b"", "the oldest one"
@@ -81,7 +84,7 @@ def num_connections() -> int:
 async def test_a_connection_without_a_handshake_leaves_nothing(
     first: bytes, tmp_path: Path, no_collection: None
 ) -> None:
-    async with asyncio.timeout(20), served(tmp_path) as (port, context):
+    async with asyncio.timeout(60), served(tmp_path) as (port, context):
         for _ in range(20):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(first)
