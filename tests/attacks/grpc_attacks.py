@@ -19,7 +19,7 @@ from cluster.client.channel import open_channel
 from tests.attacks.target import Attack, Target
 from tests.attacks.wire import empties, inside, varint
 
-_TIMEOUT_S: Final = 60.0
+_TIMEOUT_S: Final = 120.0
 """The first image waits for the start of the process that decodes images, beside two other test processes."""
 EMBEDDING_SIZE: Final = 64
 """The size of the embeddings of the model that is attacked."""

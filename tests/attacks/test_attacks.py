@@ -11,8 +11,9 @@ from tests.attacks import connection_attacks, grpc_attacks, http_attacks, observ
 from tests.attacks.callback_times import CallbackReport
 from tests.attacks.target import MAX_GROWTH_MIB, Attack, AttackedIngress, Effects, Target
 from tests.attacks.victim import Felt
+from tests.patience import TEST_S
 
-pytestmark = pytest.mark.more
+pytestmark = [pytest.mark.more, pytest.mark.timeout(TEST_S)]
 
 ATTACKS = [
     *grpc_attacks.ATTACKS,

@@ -10,8 +10,9 @@ import pytest
 from tests.attacks.image_attacks import ATTACKS, FAMILY
 from tests.attacks.ingress_settings import IngressSettings
 from tests.attacks.target import MAX_GROWTH_MIB, Attack, AttackedIngress, attacked_ingress
+from tests.patience import TEST_S
 
-pytestmark = pytest.mark.more
+pytestmark = [pytest.mark.more, pytest.mark.timeout(TEST_S)]
 
 
 @pytest.fixture(scope="module")

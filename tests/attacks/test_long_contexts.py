@@ -13,8 +13,9 @@ from tests.attacks import grpc_attacks as grpc
 from tests.attacks.http_attacks import post
 from tests.attacks.ingress_settings import IngressSettings
 from tests.attacks.target import Attack, AttackedIngress, Target, attacked_ingress
+from tests.patience import TEST_S
 
-pytestmark = pytest.mark.more
+pytestmark = [pytest.mark.more, pytest.mark.timeout(TEST_S)]
 
 _CONTEXT: Final = 1_050_000
 _LONG: Final = 1_000_000

@@ -13,8 +13,9 @@ from tests.attacks import connection_attacks, grpc_attacks, http_attacks
 from tests.attacks.ingress_settings import IngressSettings
 from tests.attacks.target import MAX_GROWTH_MIB, Attack, AttackedIngress, Target, attacked_ingress
 from tests.cluster.access.certificates import Authority
+from tests.patience import TEST_S
 
-pytestmark = pytest.mark.more
+pytestmark = [pytest.mark.more, pytest.mark.timeout(TEST_S)]
 
 _ALL: Final = {
     attack.name: attack for attack in (*grpc_attacks.ATTACKS, *connection_attacks.ATTACKS, *http_attacks.ATTACKS)

@@ -26,7 +26,7 @@ from cluster.client.channel import open_channel
 
 _NUM_TOKENS: Final = 3000
 _CALL_INTERVAL_S: Final = 0.05
-_TIMEOUT_S: Final = 20.0
+_TIMEOUT_S: Final = 60.0
 _MAX_ERRORS: Final = 20
 
 
@@ -45,6 +45,16 @@ class Felt:
     longest_gap_s: dict[str, float] = field(default_factory=dict)
     longest_call_s: dict[str, float] = field(default_factory=dict)
 
+    def and_then(self, later: Felt) -> Felt:
+        """Return the troubles of both times together."""
+        return Felt(
+            [*self.errors, *later.errors][:_MAX_ERRORS],
+            self.num_calls + later.num_calls,
+            self.num_messages + later.num_messages,
+            _largest(self.longest_gap_s, later.longest_gap_s),
+            _largest(self.longest_call_s, later.longest_call_s),
+        )
+
     def on_message(self, api: str, gap_s: float) -> None:
         self.num_messages += 1
         self.longest_gap_s[api] = max(gap_s, self.longest_gap_s.get(api, 0.0))
@@ -56,6 +66,10 @@ class Felt:
     def on_error(self, what: str) -> None:
         if len(self.errors) < _MAX_ERRORS:
             self.errors.append(what)
+
+
+def _largest(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
+    return {api: max(first.get(api, 0.0), second.get(api, 0.0)) for api in first | second}
 
 
 def visit(pipe: Connection, grpc_address: str, http_port: int, credentials: Credentials) -> None:

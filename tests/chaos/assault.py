@@ -18,11 +18,15 @@ from tests.chaos.faults import DEATHS, HEARTBEAT_TIMEOUT_S, Fault, FaultKind
 from tests.chaos.processes import CONTROLLER, INGRESS, MarkedProcesses
 from tests.chaos.reach import Reach
 from tests.chaos.watch import StatusWatch
+from tests.patience import CLUSTER_S
 
-_CALM_TIMEOUT_S: Final = 90.0
-_BUSY_TIMEOUT_S: Final = 3.0
+_BUSY_TIMEOUT_S: Final = 20.0
 """How long a fault waits for somebody whom it disturbs."""
-_FENCED_TIMEOUT_S: Final = 15.0
+_FENCED_TIMEOUT_S: Final = 60.0
+_HIT_TIMEOUT_S: Final = 60.0
+"""How long a fault waits for something that it can hit: what the fault before it has hit may be on its way in."""
+_HIT_INTERVAL_S: Final = 0.2
+_TAKEN_TIMEOUT_S: Final = 60.0
 _NUM_FAILED_STARTS: Final = 2
 
 
@@ -60,13 +64,19 @@ class Assault:
     async def carry_out(self, fault: Fault) -> None:
         """Returns when the fault is over, not when the cluster has got over it. Raises AssertionError."""
         await asyncio.sleep(fault.delay_s)
-        if fault.needs_calm or self._watch.latest is None:
-            await self._watch.until_calm(_CALM_TIMEOUT_S)
-        record = await (self._hit_an_engine(fault) if fault.engine_id else self._hit_another(fault))
+        end_s, record = time.monotonic() + _HIT_TIMEOUT_S, await self._try(fault)
+        while not record.num_hit and time.monotonic() < end_s:
+            await asyncio.sleep(_HIT_INTERVAL_S)
+            record = await self._try(fault)
         self.records.append(record)
         whom = f" of {record.engine_id}, incarnation {record.incarnation}" if record.engine_id else ""
         what = f"{fault.kind}{whom}" if record.num_hit else f"{fault.kind}: found nothing to hit"
         self._say(f"{record.at_s - self._started_s:6.1f} s  {what}")
+
+    async def _try(self, fault: Fault) -> FaultRecord:
+        if fault.needs_calm or self._watch.latest is None:
+            await self._watch.until_calm(CLUSTER_S)
+        return await (self._hit_an_engine(fault) if fault.engine_id else self._hit_another(fault))
 
     async def _hit_another(self, fault: Fault) -> FaultRecord:
         match fault.kind:
@@ -78,7 +88,7 @@ class Assault:
             case FaultKind.KILL_UNSTARTABLE_INGRESS:
                 self._reach.fail_ingresses(_NUM_FAILED_STARTS)
                 record = await self._kill(fault)
-                await self._watch.until_calm(_CALM_TIMEOUT_S)
+                await self._watch.until_calm(CLUSTER_S)
                 assert not self._reach.num_ingresses_to_fail, "an ingress is there that Ray could not have started"
                 return record
             case _:
@@ -89,13 +99,18 @@ class Assault:
         busy, at_s = await asyncio.to_thread(self._processes.titled, INGRESS), time.monotonic()
         for process in busy:
             self._reach.keep_busy(process.pid, fault.stopped_s)
+        await self._until_taken([process.pid for process in busy])
         await asyncio.sleep(fault.stopped_s + 1.0)
-        not_taken = [process.pid for process in busy if not self._reach.is_taken(process.pid)]
-        assert not not_taken, f"these ingresses did not do as they were told: {not_taken}"
-        await self._watch.until_calm(_CALM_TIMEOUT_S)
+        await self._watch.until_calm(CLUSTER_S)
         given_up = [process.pid for process in busy if not process.is_running()]
         assert not given_up, f"an ingress was ended because its event loop was busy: {given_up}"
         return FaultRecord(fault, at_s, len(busy))
+
+    async def _until_taken(self, pids: list[int]) -> None:
+        end_s = time.monotonic() + _TAKEN_TIMEOUT_S
+        while not_taken := [pid for pid in pids if not self._reach.is_taken(pid)]:
+            assert time.monotonic() < end_s, f"these ingresses did not do as they were told: {not_taken}"
+            await asyncio.sleep(_HIT_INTERVAL_S)
 
     async def _kill(self, fault: Fault) -> FaultRecord:
         title = CONTROLLER if fault.kind is FaultKind.KILL_CONTROLLER else INGRESS
@@ -147,7 +162,7 @@ class Assault:
     async def _stop_until_replaced(self, engine_id: str, incarnation: int, process: psutil.Process) -> None:
         """The old life has to end by itself when it can go on: it is fenced, and has no place any more."""
         with _stopped(process):
-            timeout_s = 3 * HEARTBEAT_TIMEOUT_S + _CALM_TIMEOUT_S
+            timeout_s = 3 * HEARTBEAT_TIMEOUT_S + CLUSTER_S
             await self._watch.until_incarnation(engine_id, incarnation + 1, timeout_s)
         _, alive = await asyncio.to_thread(psutil.wait_procs, [process], _FENCED_TIMEOUT_S)
         assert not alive, f"{engine_id}, incarnation {incarnation}, was replaced, but its process {process.pid} runs on"

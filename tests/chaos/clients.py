@@ -18,7 +18,7 @@ from cluster.client import CallFailed, GenerateClient
 from tests.chaos.answers import Asked
 from tests.chaos.visits import PATIENCE_S, Question, Visit
 
-_GRACE_S: Final = 5.0
+_GRACE_S: Final = 30.0
 """A call that has not ended so long after its deadline hangs."""
 
 

@@ -19,15 +19,24 @@ from tests.patience import CLUSTER_S
 from tests.ports import free_port
 
 _BIN: Final = Path(sys.executable).parent
+_GIVEN_BACK_TIMEOUT_S: Final = 60.0
 _LEFTOVERS: Final = """
-import json, sys, logging, ray
+import json, sys, logging, time, ray
 ray.init(address=sys.argv[1], namespace="raypd", log_to_driver=False, logging_level=logging.ERROR)
-groups = ray.util.placement_group_table().values()
-print(json.dumps({
-    "actors": [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)],
-    "placement groups": [group["name"] for group in groups if group["state"] != "REMOVED"],
-    "CPUs in use": ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0),
-}))
+
+def leftovers():
+    groups = ray.util.placement_group_table().values()
+    return {
+        "actors": [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)],
+        "placement groups": [group["name"] for group in groups if group["state"] != "REMOVED"],
+        "CPUs in use": ray.cluster_resources().get("CPU", 0) - ray.available_resources().get("CPU", 0),
+    }
+
+# What is given back reaches Ray's head after a while.
+end_s = time.monotonic() + float(sys.argv[2])
+while any((found := leftovers()).values()) and time.monotonic() < end_s:
+    time.sleep(0.2)
+print(json.dumps(found))
 """
 
 
@@ -70,7 +79,7 @@ class RayHead:
 
     def leftovers(self) -> dict[str, Any]:  # JSON
         """Return what is alive in the cluster, or holds resources of it; what is empty is left out."""
-        command = [sys.executable, "-c", _LEFTOVERS, self.address]
+        command = [sys.executable, "-c", _LEFTOVERS, self.address, str(_GIVEN_BACK_TIMEOUT_S)]
         said = subprocess.run(
             command, env=self._environment, capture_output=True, text=True, timeout=CLUSTER_S, check=False
         )

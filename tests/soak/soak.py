@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
+import itertools
 import random
 import threading
 import time
@@ -17,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import product
+from operator import gt
 from pathlib import Path
 from typing import Final
 
@@ -43,17 +44,17 @@ _KINDS: Final = ("read", "read", "read slowly", "left")
 _LENGTHS: Final = ((5, 3), (12, 40), (40, 16), (90, 8), (150, 24), (200, 2))
 """Tokens of a prompt, and of its answer."""
 _TOKENIZED_PART: Final = 0.2
-_WORDS: Final = random.Random(1).sample([*map("".join, product("bdfgk", "aeiou", "lmnrst"))], 100)
+_WORDS: Final = random.Random(1).sample([*map("".join, itertools.product("bdfgk", "aeiou", "lmnrst"))], 100)
 _NUM_WORDS: Final = (10, 200, 2000)
 """The longest text is tokenized on a thread."""
 _NUM_PROMPTS: Final = 3
 """The number of prompts of each length."""
 _RESTART_INTERVAL_S: Final = 1.5
-_IDLE_TIMEOUT_S: Final = 30.0
+_IDLE_TIMEOUT_S: Final = 60.0
 _NUM_THREADS: Final = 6
 COUNTS: Final = ("num_fds", "num_threads", "num_tasks")
 _SETTLE_INTERVAL_S: Final = 0.1
-_SETTLE_TIMEOUT_S: Final = 5.0
+_SETTLE_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ async def soak(directory: Path, duration_s: float, load: Load = BUSY, seed: int 
                 round_load = load if number else BUSY
                 await _Round(ingresses, directory, round_load, result, encode).run(duration_s / NUM_ROUNDS, rng)
                 await _until_idle(cluster)
-                result.footprints.append(await settled_footprint())
+                result.footprints.append(await settled_footprint(result.footprints[-1] if number else None))
         finally:
             gc.set_threshold(*thresholds)
             await ingresses.close()
@@ -270,12 +271,14 @@ async def _link_both_ways(cluster: LocalCluster, ingresses: _Ingresses) -> None:
 
     The way back is that of prefixes: of a conversation's second turn the decode engine has more than the other.
     """
-    prompt = random_prompt(40, seed=_NUM_PROMPTS)
-    async with GenerateClient(ingresses.addresses) as client:
-        answer = await client.complete(prompt, max_tokens=40, ignore_eos=True)
-        await client.complete([*prompt, *answer.token_ids], max_tokens=1)
-    await _until_idle(cluster)
-    assert all(_num_links(engine) == len(TransferRole) for engine in cluster.engines.values())
+    async with GenerateClient(ingresses.addresses) as client, asyncio.timeout(_IDLE_TIMEOUT_S):
+        for seed in itertools.count(_NUM_PROMPTS):
+            prompt = random_prompt(40, seed=seed)
+            answer = await client.complete(prompt, max_tokens=40, ignore_eos=True)
+            await client.complete([*prompt, *answer.token_ids], max_tokens=1)
+            await _until_idle(cluster)
+            if all(_num_links(engine) == len(TransferRole) for engine in cluster.engines.values()):
+                break
 
 
 def _num_links(engine: EngineServer) -> int:
@@ -288,7 +291,8 @@ async def _until_idle(cluster: LocalCluster) -> None:
     async with asyncio.timeout(_IDLE_TIMEOUT_S):
         while True:
             stats = [engine.stats for engine in cluster.engines.values()]
-            if all(
+            # A call of somebody who has left may end a moment after its request has.
+            if cluster.serving.num_requests_in_flight == 0 and all(
                 one.num_free_blocks == one.num_blocks
                 and one.num_held_reqs == one.num_running_reqs == one.num_waiting_reqs == 0
                 and one.num_waiting_for_remote_kvs == 0
@@ -296,13 +300,12 @@ async def _until_idle(cluster: LocalCluster) -> None:
             ):
                 break
             await asyncio.sleep(0.1)
-    assert cluster.serving.num_requests_in_flight == 0
 
 
-async def settled_footprint() -> Footprint:
+async def settled_footprint(at_most: Footprint | None = None) -> Footprint:
     """Measure what is held once what was closed is gone: gRPC has threads of its own that close its sockets.
 
-    What still comes and goes after some seconds is taken as it is then.
+    What still comes and goes after some seconds is taken as it is then, and what stays above at_most.
     """
     gc.collect()
     footprint = _footprint()
@@ -310,7 +313,8 @@ async def settled_footprint() -> Footprint:
     while time.monotonic() < end_s:
         await asyncio.sleep(_SETTLE_INTERVAL_S)
         last, footprint = footprint, _footprint()
-        if footprint.counts == last.counts:
+        has_grown = at_most is not None and any(map(gt, footprint.counts, at_most.counts))
+        if footprint.counts == last.counts and not has_grown:
             break
     return footprint
 

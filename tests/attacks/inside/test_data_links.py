@@ -27,7 +27,7 @@ from tests.kv_transfer.transports.tcp_setup import tcp_transport
 from tests.trusted import TRUST
 
 KEY = SessionKey(b"k" * 32)
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 SHORT_S = 0.3
 BLOCK_BYTES = LAYOUT.block_size_bytes
 NUM_LINKS = {"short": 15, "long": 400}

@@ -23,7 +23,7 @@ async def test_a_peer_without_the_secret_gives_an_engine_no_kv(checkpoint: Calla
     engine = EngineServer(config, "decode-0", 1, TRUST)
     forger = EngineServer(config, "prefill-9", 1, Trust(TrustMaterial.draw()))
     address, forgers_address = await engine.start("127.0.0.1"), await forger.start("127.0.0.1")
-    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=10.0)
+    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=60.0)
     await session.open()
     try:
         peer = EngineAddress("prefill-9", 1, forgers_address)

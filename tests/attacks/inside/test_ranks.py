@@ -22,7 +22,7 @@ from kv_transfer.message_ranges import MALFORMED
 from tests.attacks.inside.message_fuzzer import MessageFuzzer
 
 NUM_FRAMES = {"short": 60, "long": 5000}
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @contextmanager

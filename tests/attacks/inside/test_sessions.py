@@ -50,7 +50,7 @@ def known() -> dict[str, Callable[[random.Random], Any]]:
 async def hostile(address: str, method_name: str, purpose: Purpose, frames: list[bytes]) -> None:
     """Say all of it on one proven stream, and stay a moment: what was said is computed until the stream ends."""
     async with grpc.aio.insecure_channel(address) as channel:
-        proof = await prove(channel, member(), purpose, Party("decode-0", 1), 20.0)
+        proof = await prove(channel, member(), purpose, Party("decode-0", 1), 60.0)
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method_name)
         call = method(metadata=proof.metadata)
         await proof.confirm(call)
@@ -71,7 +71,7 @@ async def hostile(address: str, method_name: str, purpose: Purpose, frames: list
 async def test_an_engine_outlives_every_message_of_a_session(checkpoint: Callable[[str], Path], size: str) -> None:
     engine = EngineServer(engine_config(checkpoint("llama"), transfer=SHORT_WAITS), "decode-0", 1, TRUST)
     address = await engine.start("127.0.0.1")
-    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=10.0)
+    session = EngineSession(EngineDescriptor("decode-0", 1, EngineRole.BOTH, address), member(), timeout_s=60.0)
     await session.open()
     try:
         expected = tokens(await answer(session, REQUEST))
