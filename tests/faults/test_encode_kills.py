@@ -16,9 +16,11 @@ from tests.actors.test_images import Case
 from tests.faults.engine_house import EngineHouse
 from tests.faults.engine_process import EngineProcess
 from tests.faults.fault_points import Action, Fault, Point
-from tests.faults.live_engines import NUM_TOKENS, LiveEngines, Question
+from tests.faults.live_engines import NUM_TOKENS, TRANSFER, LiveEngines, Question
 
 _JOINED_TIMEOUT_S = 60.0
+_TRANSFER = TRANSFER.model_copy(update={"chunk_timeout_s": 2.0})
+"""Who receives from an engine that is stopped outwaits this deadline."""
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
@@ -26,8 +28,8 @@ class SeeingEngines(LiveEngines):
     """Engines of a model that takes images, one of which only encodes."""
 
     async def start_three(self) -> tuple[EngineProcess, EngineProcess, EngineProcess]:
-        encode = await self.start("encode-0", EngineRole.ENCODE)
-        return encode, *await self.start_pair()
+        encode = await self.start("encode-0", EngineRole.ENCODE, transfer=_TRANSFER)
+        return encode, *await self.start_pair(transfer=_TRANSFER)
 
     def show(self, seed: int) -> Question:
         case = Case(self.directory, "qwen2_5_vl")

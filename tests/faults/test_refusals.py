@@ -18,7 +18,7 @@ from tests.checkpoints import make_checkpoint
 from tests.faults.engine_child import EngineSpec
 from tests.faults.engine_process import EngineProcess
 from tests.faults.fault_points import Action, Fault, Point
-from tests.faults.live_engines import IMPATIENT, LiveEngines, small_engine
+from tests.faults.live_engines import IMPATIENT, TRANSFER, LiveEngines, small_engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def start_misfit(engines: LiveEngines, misfit: Misfit, other_model: Path, policy: str) -> EngineProcess:
-    transfer = IMPATIENT.model_copy(update={"load_failure_policy": policy})
+    transfer = TRANSFER.model_copy(update={"load_failure_policy": policy})
     directory = other_model if misfit.has_other_model else engines.directory
     config = small_engine(directory, **(misfit.settings | {"transfer": transfer}))
     model = config.model.model_copy(update={"dtype": misfit.dtype})
@@ -70,7 +70,7 @@ async def start_misfit(engines: LiveEngines, misfit: Misfit, other_model: Path, 
 async def test_with_policy_fail_the_client_is_told_both_values(
     tcp_engines: LiveEngines, misfit: Misfit, other_model: Path
 ) -> None:
-    prefill, decode = await tcp_engines.start_pair(transfer=IMPATIENT)
+    prefill, decode = await tcp_engines.start_pair()
     stranger = await start_misfit(tcp_engines, misfit, other_model, "fail")
     with pytest.raises(EngineFailed, match=f"refused: .*{misfit.pattern}"):
         await tcp_engines.check_pair(tcp_engines.ask(), prefill, stranger)
@@ -98,7 +98,7 @@ async def test_with_policy_recompute_the_refused_consumer_does_it_all_itself(
 
 
 async def test_a_consumer_that_means_an_earlier_incarnation_of_its_producer_is_refused(engines: LiveEngines) -> None:
-    prefill, decode = await engines.start_pair(is_fresh=True, transfer=IMPATIENT)
+    prefill, decode = await engines.start_pair(is_fresh=True)
     await engines.check_handed_over(prefill, decode)
     prefill.arm(Fault(Action.KILL, Point.BEFORE_CHUNK, 2))
     await engines.check_pair(engines.ask(), prefill, decode)
@@ -116,8 +116,11 @@ async def test_a_consumer_that_means_an_earlier_incarnation_of_its_producer_is_r
 async def test_a_ready_of_an_earlier_incarnation_of_the_consumer_is_dropped(engines: LiveEngines) -> None:
     prefill, decode = await engines.start_pair(transfer=IMPATIENT)
     question = engines.ask()
+    # It waits for no longer than the deadlines: whoever looks has to look before.
+    has_come = asyncio.create_task(decode.wait_for(num_waiting_for_remote_kvs=1))
+    await asyncio.sleep(0)
     consumer = engines.submit(question, TransferRole.CONSUMER, decode, prefill.descriptor.kv_address)
-    await decode.wait_for(num_waiting_for_remote_kvs=1)
+    await has_come
     later = replace(decode.descriptor.kv_address, incarnation=decode.spec.incarnation + 1)
     producer = engines.submit(question, TransferRole.PRODUCER, prefill, later)
     async with asyncio.TaskGroup() as tasks:

@@ -24,9 +24,7 @@ CHUNK_POINTS = [
 @pytest.mark.parametrize(("point", "chunk"), [pytest.param(Point.HEARING_READY, 1, id="before READY"), *CHUNK_POINTS])
 async def test_a_producer_that_wakes_late_writes_into_no_block(engines: LiveEngines, point: Point, chunk: int) -> None:
     prefill, decode = await engines.start_pair(num_blocks=SMALL_POOL, transfer=STOPPED_FOR_LONG)
-    prefill.arm(Fault(Action.STOP, point, chunk))
-    answer = asyncio.create_task(engines.check_pair(engines.ask(), prefill, decode))
-    await prefill.wait_fired()
+    answer = await engines.ask_until_fired(Fault(Action.STOP, point, chunk), prefill, prefill, decode)
     await decode.wait_until_whole()
     async with engines.others_in_all_blocks(decode):
         prefill.signal(signal.SIGCONT)
@@ -40,9 +38,7 @@ async def test_a_consumer_that_wakes_late_takes_nothing_from_reused_blocks(
     engines: LiveEngines, point: Point, chunk: int
 ) -> None:
     prefill, decode = await engines.start_pair(num_blocks=SMALL_POOL, transfer=STOPPED_FOR_LONG)
-    decode.arm(Fault(Action.STOP, point, chunk))
-    answer = asyncio.create_task(engines.check_pair(engines.ask(), prefill, decode))
-    await decode.wait_fired()
+    answer = await engines.ask_until_fired(Fault(Action.STOP, point, chunk), decode, prefill, decode)
     await prefill.wait_until_whole()
     async with engines.others_in_all_blocks(prefill):
         decode.signal(signal.SIGCONT)
@@ -52,8 +48,7 @@ async def test_a_consumer_that_wakes_late_takes_nothing_from_reused_blocks(
 
 
 async def test_blocks_that_a_slow_consumer_has_still_to_read_are_not_reused(engines: LiveEngines) -> None:
-    patient = TRANSFER.model_copy(update={"ready_timeout_s": 30.0, "handoff_timeout_s": 30.0, "chunk_timeout_s": 30.0})
-    prefill, decode = await engines.start_pair(num_blocks=SMALL_POOL, transfer=patient)
+    prefill, decode = await engines.start_pair(num_blocks=SMALL_POOL)
     decode.arm(Fault(Action.STOP, Point.INSIDE_CHUNK, 3))
     answer = asyncio.create_task(engines.check_pair(engines.ask(), prefill, decode))
     await decode.wait_fired()

@@ -123,7 +123,7 @@ def run_ip(*arguments: str) -> str:
     """Run the command ip. Raises NoNamespaces."""
     if shutil.which("ip") is None:
         raise NoNamespaces("there is no command ip")
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise NoNamespaces(f"ip {' '.join(arguments)}: {done.stderr.strip() or done.returncode}")
     return done.stdout
