@@ -14,6 +14,8 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
+from tests.patience import TEST_S
+
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("raypd")
@@ -61,7 +63,7 @@ def _let_logs_go_up() -> None:
 
 
 _FORKING: Final = ("faults/", "actors/test_multi_rank_engine.py", "kv_transfer/transports/test_tcp_processes.py")
-"""They start processes by tests.fork_server, which takes 6 s of processor time itself."""
+"""They start processes by tests.fork_server, which takes 6 s of processor time itself: a busy machine's minutes."""
 _ONE_CLUSTER: Final = ("integration/serve/",)
 _APART: Final = ("simulated_gpu/test_simulated_gpu.py",)
 """Each of their tests takes minutes in a process of its own."""
@@ -82,6 +84,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("alone") is not None and not _file_of(item).startswith(_ALONE):
             raise pytest.UsageError(f"{item.nodeid} is marked alone: name its folder in the Makefile's test-alone, too")
+        if _file_of(item).startswith(_FORKING) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TEST_S))
 
 
 def _file_of(item: pytest.Item) -> str:
