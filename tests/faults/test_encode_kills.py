@@ -20,7 +20,7 @@ from tests.faults.live_engines import NUM_TOKENS, TRANSFER, LiveEngines, Questio
 
 _JOINED_TIMEOUT_S = 60.0
 _TRANSFER = TRANSFER.model_copy(update={"chunk_timeout_s": 2.0})
-"""Who receives from an engine that is stopped outwaits this deadline."""
+"""The engine that receives from a stopped one outwaits this deadline."""
 _GREEDY = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
