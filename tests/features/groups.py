@@ -154,8 +154,9 @@ def _small_engines(directory: Path) -> EngineConfig:
 
 
 def _with_grammars(config: EngineConfig) -> EngineConfig:
-    grammar = GrammarConfig(max_whitespace=MAX_WHITESPACE)
-    return _with_scheduler(config, config.scheduler.model_copy(update={"grammar": grammar}))
+    grammar = GrammarConfig(max_whitespace=MAX_WHITESPACE, compile_timeout_s=60.0)
+    changed = {"grammar": grammar, "grammar_timeout_s": 60.0}
+    return _with_scheduler(config, config.scheduler.model_copy(update=changed))
 
 
 def _with_scheduler(config: EngineConfig, scheduler: SchedulerConfig) -> EngineConfig:

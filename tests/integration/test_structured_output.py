@@ -34,8 +34,9 @@ PROMPTS = {name: random_prompt(20 + index, seed=index) for index, name in enumer
 
 def config_of(directory: Path) -> EngineConfig:
     config = engine_config(directory, block_size=8, overlap=True, transfer=KVTransferConfig(transport="tcp"))
-    grammar = GrammarConfig(max_whitespace=MAX_WHITESPACE)
-    return config.model_copy(update={"scheduler": config.scheduler.model_copy(update={"grammar": grammar})})
+    grammar = GrammarConfig(max_whitespace=MAX_WHITESPACE, compile_timeout_s=TIMEOUT_S)
+    changed = {"grammar": grammar, "grammar_timeout_s": TIMEOUT_S}
+    return config.model_copy(update={"scheduler": config.scheduler.model_copy(update=changed)})
 
 
 def request_of(name: str, params: StructuredOutputParams) -> GenerateRequest:
