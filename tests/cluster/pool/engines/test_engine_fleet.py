@@ -38,7 +38,9 @@ from tests.cluster.pool.fake_ray import CANNOT_START, FakeActor, FakeRay
 from tests.kv_transfer.connected_workers import LAYOUT
 
 P0, D0 = Slot(EngineRole.PREFILL, 0), Slot(EngineRole.DECODE, 0)
-CONFIG = ClusterConfig(heartbeat_interval_s=0.02, heartbeat_timeout_s=1.5, drain_timeout_s=0.5, place_timeout_s=0.05)
+CONFIG = ClusterConfig(heartbeat_interval_s=0.02, heartbeat_timeout_s=60.0, drain_timeout_s=60.0, place_timeout_s=0.05)
+IMPATIENT = CONFIG.model_copy(update={"heartbeat_timeout_s": 1.5, "drain_timeout_s": 0.5})
+"""For silence, and drains, that come to their end."""
 
 
 @dataclass
@@ -141,7 +143,8 @@ class FakeIngresses:
 class World:
     """A fleet, and a controller's rounds for it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, config: ClusterConfig = CONFIG) -> None:
+        self.config = config
         self.ray = FakeRay(monkeypatch, FakeEngine)
         self.ingresses = FakeIngresses()
         self.journal = Journal()
@@ -159,7 +162,7 @@ class World:
     def make_fleet(self) -> EngineFleet:
         ingresses: Any = self.ingresses
         fleet = EngineFleet(
-            CONFIG,
+            self.config,
             self.models,
             ingresses,
             self.journal,
@@ -247,6 +250,11 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
+@pytest.fixture
+async def impatient_world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch, IMPATIENT)
+
+
 async def test_engines_serve_once_they_are_proven_as_a_pair(world: World) -> None:
     world.fleet.may_prove.clear()
     await world.rounds_until(lambda: all(e.ready is not None for e in world.fleet) and len(world.fleet.observed()) == 2)
@@ -306,7 +314,8 @@ async def test_a_sick_engine_is_replaced(world: World, fault: Callable[[FakeEngi
     assert said in world.decisions()
 
 
-async def test_a_silent_engine_is_replaced(world: World) -> None:
+async def test_a_silent_engine_is_replaced(impatient_world: World) -> None:
+    world = impatient_world
     await world.up()
     world.actor("decode-0").is_hanging = True
     await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
@@ -315,8 +324,9 @@ async def test_a_silent_engine_is_replaced(world: World) -> None:
 
 
 async def test_silence_is_nobodys_fault_while_rays_head_does_not_answer(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    impatient_world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    world = impatient_world
     await world.up()
     num_asked = 0
 
@@ -408,7 +418,8 @@ async def test_a_drained_engine_ends_what_was_sent_to_it_before_the_ingress_knew
     await world.rounds_until(lambda: world.incarnations() == {"prefill-0": 1, "decode-0": 2})
 
 
-async def test_a_drain_has_an_end(world: World) -> None:
+async def test_a_drain_has_an_end(impatient_world: World) -> None:
+    world = impatient_world
     await world.up()
     world.thing("decode-0").num_running = 1
     await world.fleet.drain(world.fleet.serving("decode-0"), "asked for")
