@@ -64,7 +64,7 @@ def test_workers_of_a_cluster_of_our_own_yield_to_nobody(served: str) -> None:
     names = {name for name, _ in workers}
 
     assert names >= {f"ray::{actor}" for actor in ("Controller", "IngressActor")}, names
-    assert {niceness for _, niceness in workers} == {0}
+    assert {niceness for _, niceness in workers} == {os.nice(0)}, "as nice as whoever has started them"
 
 
 @pytest.mark.parametrize(
