@@ -148,7 +148,7 @@ class World:
         self.ray = FakeRay(monkeypatch, FakeEngine)
         self.ingresses = FakeIngresses()
         self.journal = Journal()
-        self.models = Models(CONFIG)
+        self.models = Models(self.config)
         self.changed = asyncio.Event()
         self.started_when_saved: list[int] = []
         self.wanted = [P0, D0]
