@@ -1,11 +1,11 @@
 """Measure what it costs an ingress that everything can be seen: `python -m benchmarks.seeing`.
 
-One ingress process streams tokens of a source in place of engines to clients over HTTP, once with everything off and
-once with everything on, in pairs that begin with either in turns. Told is the process's CPU time per token, whoever
-else uses the machine, and the median ratio within pairs with its interval. The client costs little, so that it never
-falls behind: an ingress would send several tokens at a time then, at less cost. Everything is: records of requests, the
-request trace, traces for OpenTelemetry, a viewer of the live page, a reader of /metrics every 15 s, and an endpoint
-picker that reads /metrics/vllm 20 times a second. A part alone is measured by --parts.
+Two ingress processes stream tokens of a source in place of engines to clients over HTTP, one with everything off and
+one with everything on, side by side: so that both meet each change of the machine's speed. Told is each process's CPU
+time per token, and the median ratio within pairs, which begin with either in turns, with its interval. The client costs
+little, so that it never falls behind: an ingress would send several tokens at a time then, at less cost. Everything is:
+records of requests, the request trace, traces for OpenTelemetry, a viewer of the live page, a reader of /metrics every
+15 s, and an endpoint picker that reads /metrics/vllm 20 times a second. A part alone is measured by --parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -123,8 +123,9 @@ def main() -> None:
     off, on = Run((), *shape, profile=False), Run(tuple(options.parts), *shape, profile=options.profile)
     found: dict[Run, list[float]] = {off: [], on: []}
     for pair in range(options.pairs):
-        for run in (off, on) if a_is_first(pair) else (on, off):
-            found[run].append(_measure(run))
+        runs = (off, on) if a_is_first(pair) else (on, off)
+        for run, microseconds in zip(runs, _measure(runs), strict=True):
+            found[run].append(microseconds)
         print(f"pair {pair + 1}: off {found[off][-1]:.1f} us per token, on {found[on][-1]:.1f} us", flush=True)
     result = compare(found[off], found[on])
     print(
@@ -133,22 +134,43 @@ def main() -> None:
     )
 
 
-def _measure(run: Run) -> float:
-    """Return the CPU time per token of one run, in microseconds."""
+def _measure(runs: Sequence[Run]) -> list[float]:
+    """Return the CPU time per token of each run, in microseconds. They go on side by side."""
+    with ExitStack() as stack:
+        ingresses = [stack.enter_context(_ingress(run)) for run in runs]
+        with no_collection(), ExitStack() as readers:
+            for run, ingress in zip(runs, ingresses, strict=True):
+                readers.enter_context(_readers(ingress.port, run.parts))
+            asyncio.run(_load_all([ingress.port for ingress in ingresses], runs))
+        return [ingress.microseconds_per_token() for ingress in ingresses]
+
+
+class _Ingress:
+    """An ingress in a process of its own. port: of its HTTP server"""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self.port: int = pipe.recv()
+
+    def microseconds_per_token(self) -> float:
+        """End the ingress."""
+        self._pipe.send("over")
+        assert self._pipe.poll(30.0), "an ingress does not end"
+        microseconds: float = self._pipe.recv()
+        return microseconds
+
+
+@contextmanager
+def _ingress(run: Run) -> Iterator[_Ingress]:
     ours, theirs = multiprocessing.Pipe()
     with _sink() as endpoint:
         process = multiprocessing.get_context("spawn").Process(target=_serve, args=(theirs, run, endpoint), daemon=True)
         process.start()
         try:
-            port = ours.recv()
-            with no_collection(), _readers(port, run.parts):
-                asyncio.run(_load(port, run))
-            ours.send("over")
-            microseconds: float = ours.recv()
+            yield _Ingress(ours)
             process.join(30)
         finally:
             process.kill()
-    return microseconds
 
 
 @contextmanager
@@ -208,6 +230,12 @@ class _Client(asyncio.Protocol):
         body = json.dumps(asked | {"request_id": f"r{self._number}-{self._num_asked}"}).encode()
         self._num_asked += 1
         self._transport.write(_HEAD % len(body) + body)
+
+
+async def _load_all(ports: Sequence[int], runs: Sequence[Run]) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for port, run in zip(ports, runs, strict=True):
+            tasks.create_task(_load(port, run))
 
 
 async def _load(port: int, run: Run) -> None:
