@@ -323,7 +323,7 @@ LOST_WHILE_IT_MIGRATES: Final[list[Action]] = [
 
 
 # The same examples in each run: others have found a circle of engines, which is to be understood first.
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @example(starts=[EngineRole.PREFILL], actions=LOST_WHILE_IT_MIGRATES)
 @given(starts=STARTS, actions=ACTIONS)
 def test_whatever_way_a_request_takes_it_ends_right_and_nothing_is_left(
