@@ -53,22 +53,22 @@ def test_a_run_has_as_many_requests_as_come_in_its_seconds() -> None:
 
 def test_the_times_of_a_run_are_in_the_order_in_which_it_was_sent() -> None:
     asked = {"error": None, "input_tokens": 10, "output_tokens": 4}
-    later = {**asked, "sent": 2.5, "ttft": 0.2, "itl": [0.1, 0.3, 0.1]}
-    found = {"requests": [later, {**asked, "sent": 2.0, "ttft": 0.1, "itl": []}]}
+    later = {**asked, "sent": 2.5, "ttft": 0.2, "itl": [0.1, 0.3, 0.2], "tpot": 0.2}
+    found = {"requests": [later, {**asked, "sent": 2.0, "ttft": 0.1, "itl": [], "tpot": None}]}
     first, second = times_of(found)
     assert first == Times(0.0, 0.1, 0.0, 0.0, 0.0, 10, 4)
-    assert (second.sent_s, second.gap_p50_s, second.gap_max_s) == (0.5, 0.1, 0.3)
+    assert (second.sent_s, second.gap_p50_s, second.tpot_s) == (0.5, 0.2, 0.2)
     with pytest.raises(ValueError, match="a request failed"):
         times_of({"requests": [{**later, "error": "HTTP 503"}]})
 
 
 def test_goodput_counts_requests_that_met_both_aims_with_the_delay_of_clients() -> None:
     times = [
-        Times(0.0, 0.10, 0.01, 0.02, 0.02, 10, 5),
+        Times(0.0, 0.10, 0.01, 0.07, 0.02, 10, 5),
         Times(1.0, 0.19, 0.01, 0.02, 0.02, 10, 5),
         Times(2.0, 0.10, 0.01, 0.02, 0.09, 10, 5),
     ]
-    load = Load(rate=1.0, ttft_aim_s=0.2, itl_aim_s=0.05)
+    load = Load(rate=1.0, ttft_aim_s=0.2, tpot_aim_s=0.05)
     assert figures(times, load)["goodput"] == pytest.approx(2 / 2.0)
     late = figures(times, load, delay_s=0.05)
     assert late["goodput"] == pytest.approx(1 / 2.0)
