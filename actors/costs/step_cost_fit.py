@@ -20,17 +20,21 @@ import numpy as np
 
 from actors.costs.nonnegative import solve_nonnegative
 from actors.costs.step_cost_model import KINDS, Residuals, StepCostModel
-from actors.costs.step_shape import NUM_FEATURES, Floats, StepShape, features_of_shapes
+from actors.costs.step_shape import FEATURES, NUM_FEATURES, Floats, StepShape, features_of_shapes
 
 _KEPT: Final = 0.98
 """The part of a bucket's sums that stays when a step is added."""
 _DRIFT_RATE: Final = 0.1
 _MIN_DRIFT: Final = 0.1
-"""The smallest average of log(measured / predicted) that counts as a drift."""
+"""The smallest average of log(measured / what earlier steps took) that counts as a drift."""
 _DRIFT_SIGMAS: Final = 1.0
 """A drift is also this many standard deviations of single errors. An average at _DRIFT_RATE has 0.23 of that deviation,
 so chance alone hardly ever looks like a drift."""
 _MIN_STEPS_FOR_DRIFT: Final = 32
+_MIN_STEPS_OF_BUCKET: Final = 8.0
+"""Steps of a size with which later ones are compared."""
+_NUM_STEPS_BESIDE_PRIOR: Final = 128
+"""A kind with fewer own steps has those of a new size compared with the prior: is this machine as quick?"""
 _NUM_NEWEST: Final = 16
 """The newest errors, whose median tells how far a kind of steps has drifted."""
 _NUM_KEPT_ERRORS: Final = 128
@@ -41,7 +45,11 @@ _MAX_WEIGHT_OF_ERROR: Final = 0.5
 """Errors above this count less, in inverse proportion (Huber): a step that waited for the machine is no evidence."""
 _PRIOR_WEIGHT: Final = 4.0
 """The weight of an earlier model's prediction at each shape of _PRIOR_SHAPES, in steps."""
-_RIDGE: Final = 1e-9
+_RIDGES: Final = {"step": 1e-9, "decode_context_token": 1e-3, "prefill_context_token": 1e-3}
+_RIDGE: Final = np.array([_RIDGES.get(name, 1e-4) for name in FEATURES])
+"""Small for the constant, which so gets what the steps do not tell apart, and largest for the context. One request more
+is believed to cost little as long as an engine has decoded single requests only. An engine that is believed to be quick
+gets requests, and is soon known; one that is believed to be slow would get none, and the error would stay."""
 _PRIOR_SHAPES: Final = (
     *(
         StepShape(num_decodes, num_decodes, num_decodes * context)
@@ -64,8 +72,11 @@ _PRIOR_SHAPES: Final = (
 
 @dataclass(slots=True)
 class _Bucket:
+    """num_steps: the sum of the weights of the steps in the sums"""
+
     gram: Floats = field(default_factory=lambda: np.zeros((NUM_FEATURES, NUM_FEATURES)))
     moment: Floats = field(default_factory=lambda: np.zeros(NUM_FEATURES))
+    num_steps: float = 0.0
 
     def add(self, inputs: Floats, weights: Floats) -> None:
         """Add steps, the oldest first. inputs: [n, NUM_FEATURES], features / seconds; weights: [n]"""
@@ -73,6 +84,13 @@ class _Bucket:
         all_kept = _KEPT ** len(weights)
         self.gram = all_kept * self.gram + (kept[:, None] * inputs).T @ inputs
         self.moment = all_kept * self.moment + kept @ inputs
+        self.num_steps = all_kept * self.num_steps + float(kept.sum())
+
+    def misfit(self, coefficients: Floats) -> float | None:
+        """Return predicted / measured, on average over the steps of the bucket; None if these are too few to tell."""
+        if self.num_steps < _MIN_STEPS_OF_BUCKET:
+            return None
+        return float(coefficients @ self.moment) / self.num_steps
 
 
 @dataclass(slots=True)
@@ -84,7 +102,10 @@ class _Kind:
     """By the number of bits of the steps' numbers of tokens."""
     num_steps: int = 0
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_KEPT_ERRORS))
+    changes: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_NEWEST))
+    """The newest steps' log(measured / what earlier steps of the same size took)."""
     mean_log: float = 0.0
+    """The moving average of the changes."""
     earlier: Residuals | None = None
     """The errors of the model that the fit began with, until there are enough errors of its own."""
 
@@ -98,22 +119,35 @@ class _Kind:
         low, median, high = (float(one) for one in np.percentile(errors, (10, 50, 90)))
         return Residuals(self.name, num_steps, low, median, high, float(np.median(np.abs(errors))))
 
-    def note_error(self, ratio: float) -> None:
-        """Take the error of a prediction. ratio: measured / predicted"""
+    def note_error(self, ratio: float, misfit: float | None) -> None:
+        """Take the error of a prediction.
+
+        ratio:  measured / predicted
+        misfit: predicted / measured of earlier steps of this size, by the same coefficients; None: there were too few
+        """
         self.errors.append(ratio - 1)
-        self.mean_log += _DRIFT_RATE * (min(max(math.log(ratio), -1.0), 1.0) - self.mean_log)
+        if misfit is None and self.earlier is not None and self.num_steps < _NUM_STEPS_BESIDE_PRIOR:
+            misfit = 1.0  # A prior is what earlier steps of each size took.
+        if misfit is not None and misfit > 0:
+            change = min(max(math.log(ratio * misfit), -1.0), 1.0)
+            self.changes.append(change)
+            self.mean_log += _DRIFT_RATE * (change - self.mean_log)
 
     def drift(self) -> float | None:
-        """Return the factor by which steps have become slower than predicted; None if they have not changed."""
+        """Return the factor by which steps have become slower than they were; None if they have not changed.
+
+        A model that fits some sizes badly is no drift: each step is compared with earlier ones of its size.
+        """
         if self.num_steps < _MIN_STEPS_FOR_DRIFT:
             return None
         if abs(self.mean_log) <= max(_MIN_DRIFT, _DRIFT_SIGMAS * self.residuals().sigma):
             return None
-        return 1 + float(np.median(list(self.errors)[-_NUM_NEWEST:]))
+        return math.exp(float(np.median(self.changes)))
 
     def follow(self, factor: float) -> None:
         """Believe that the steps in the sums would take `factor` times as long now."""
         self.mean_log = 0.0
+        self.changes.clear()
         for bucket in self.buckets.values():
             bucket.gram /= factor**2
             bucket.moment /= factor
@@ -188,7 +222,7 @@ class StepCostFit:
             kind = self._kinds[bucket_key(shape)[0]]
             kind.num_steps += 1
             if predicted[index] > 0:
-                kind.note_error(float(ratios[index]))
+                kind.note_error(float(ratios[index]), self._bucket_of(shape).misfit(self._coefficients))
         for kind in self._kinds:
             if (factor := kind.drift()) is not None:
                 self._num_drifts += 1
@@ -208,7 +242,7 @@ class StepCostFit:
         # Features differ by powers of ten: solve for coefficients of features whose sums of squares are 1.
         scale = np.sqrt(np.diagonal(gram))
         seen = np.flatnonzero(scale)
-        scaled = gram[np.ix_(seen, seen)] / np.outer(scale[seen], scale[seen]) + _RIDGE * np.eye(len(seen))
+        scaled = gram[np.ix_(seen, seen)] / np.outer(scale[seen], scale[seen]) + np.diag(_RIDGE[seen])
         self._coefficients = np.zeros(NUM_FEATURES)
         self._coefficients[seen] = solve_nonnegative(scaled, moment[seen] / scale[seen]) / scale[seen]
 

@@ -61,6 +61,32 @@ def test_a_change_of_speed_is_noticed_and_followed(factor: float) -> None:
     assert worst_error(model, DECODES, factor) < 0.08
 
 
+def test_sizes_that_the_model_cannot_fit_are_no_drift() -> None:
+    # Between 1 and 15 decodes the features know no bend, and this engine has one: at 4.
+    fit, rng = StepCostFit(), random.Random(5)
+    for number in range(40):
+        count = (1, 2, 4, 8)[number % 4]
+        for _ in range(64):
+            seconds = 0.010 if count < 4 else 0.010 + 0.008 * (count - 3)
+            fit.observe(StepShape(count, count, count * 1000), seconds * rng.lognormvariate(0, 0.03))
+    model = fit.model()
+    assert model.num_drifts == 0
+    assert model.seconds(StepShape(8, 8, 8000)) > 2 * model.seconds(StepShape(1, 1, 1000))
+
+
+@pytest.mark.parametrize("has_warm_up", [False, True])
+def test_an_engine_that_has_decoded_single_requests_is_believed_to_be_quick_with_more(has_warm_up: bool) -> None:
+    # A slope that is believed to be steep would keep requests away, and so never be measured.
+    fit, rng = StepCostFit(), random.Random(6)
+    if has_warm_up:
+        run(fit, [StepShape(1, 1, 16), StepShape(8, 8, 128)], 10, rng)
+    run(fit, [StepShape(1, 1, context) for context in range(1800, 1928)], 256, rng)
+    model = fit.model()
+    assert model.seconds(StepShape(8, 8, 8 * 1860)) < 2 * model.seconds(StepShape(1, 1, 1860))
+    run(fit, [StepShape(8, 8, 8 * 1860)], 32, rng)
+    assert worst_error(fit.model(), [StepShape(8, 8, 8 * 1860)]) < 0.1
+
+
 def test_steps_that_waited_for_the_machine_hardly_count() -> None:
     fit, rng = StepCostFit(), random.Random(4)
     for number in range(640):
