@@ -20,11 +20,12 @@ block_pool.py decides which cached block is evicted when a new block is needed.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from actors.config import CacheConfig
 from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock, count_common_blocks
+from actors.core.blocks.fenced_blocks import FencedBlocks
 from actors.core.blocks.kv_events import KVEventLog
 from actors.core.blocks.prompt_tails import PartialHit, PromptTails
 from actors.core.blocks.state_slots import StateSlots
@@ -71,9 +72,7 @@ class KVCacheManager:
         self._num_cached_blocks: dict[str, int] = {}
         self._pinned: dict[TransferKey, list[KVCacheBlock]] = {}
         """Blocks that transfers without a request hold."""
-        self._last_step_begun = 0
-        self._last_step_over = 0
-        self._fenced: deque[tuple[int, list[KVCacheBlock]]] = deque()
+        self._fenced = FencedBlocks(self.block_pool)
         self._tails = PromptTails()
         self._copies: list[BlockCopy] = []
         self._copied: list[KVCacheBlock] = []
@@ -105,22 +104,17 @@ class KVCacheManager:
     @property
     def num_fenced_blocks(self) -> int:
         """Blocks that become free when the steps under way are over; shared ones may be counted twice."""
-        return sum(len(blocks) for _, blocks in self._fenced)
+        return len(self._fenced)
 
     def begin_step(self, step_index: int) -> list[BlockCopy]:
         """Note that a step begins, and return the blocks that the step copies first. step_index: 1, 2, 3 …"""
-        self._last_step_begun = step_index
-        if not self._copies:
-            return []
-        self._fenced.append((step_index, self._copied))
+        self._fenced.begin_step(step_index, self._copied)
         copies, self._copies, self._copied = self._copies, [], []
         return copies
 
     def end_step(self, step_index: int) -> None:
         """Note that a step, and every step before it, is over: the blocks fenced for these steps are freed."""
-        self._last_step_over = step_index
-        while self._fenced and self._fenced[0][0] <= step_index:
-            self.block_pool.free(self._fenced.popleft()[1])
+        self._fenced.end_step(step_index)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """How many blocks num_tokens tokens fill or begin."""
@@ -256,6 +250,20 @@ class KVCacheManager:
         if self.snapshots is not None and (blocks := self.snapshots.take(request, num_spare_blocks)):
             self._copy(self.states.get_blocks(request.request_id), blocks, held=blocks)
 
+    def leave_prefix(self, request: Request) -> int:
+        """Return how many tokens a running request leaves to the prefix cache that is about to lose its blocks.
+
+        Its slot becomes a snapshot if it has the state after the request's last full block.
+        """
+        if self.snapshots is None:
+            return 0 if self.states else request.num_computed_tokens
+        num_final_blocks = self._num_cached_blocks.get(request.request_id, 0)
+        # Otherwise the state is that of another token, or a step under way still changes it.
+        if num_final_blocks and request.num_computed_tokens == num_final_blocks * self.block_size:
+            slot = self.states.get_blocks(request.request_id)
+            self.snapshots.leave(slot, request.block_hashes[num_final_blocks - 1])
+        return len(self.get_computed_blocks(request)) * self.block_size
+
     def grow(self, request_id: str) -> int:
         """Give a running request one more block and return its id. Raises IntegrityError if none is free."""
         [block] = self.block_pool.get_free_blocks(1)
@@ -330,12 +338,8 @@ class KVCacheManager:
         blocks += self.states.pop(request.request_id)
         if self.snapshots is not None:
             self.snapshots.forget_request(request.request_id)
-        if not blocks:
-            return
-        if self._last_step_begun > self._last_step_over:
-            self._fenced.append((self._last_step_begun, blocks))
-        else:
-            self.block_pool.free(blocks)
+        if blocks:
+            self._fenced.free(blocks)
 
     def get_block_ids(self, request_id: str) -> list[int]:
         """Return the ids of the request's blocks, in the order of its tokens; empty if it holds none."""
@@ -383,8 +387,7 @@ class KVCacheManager:
         for block_id, count in num_holds.items():
             if count > 1 and pool[block_id].block_hash is None:
                 raise IntegrityError(f"block {block_id} has no hash and is shared")
-        for _, fenced in self._fenced:
-            num_holds.update(block.block_id for block in fenced)
+        num_holds.update(block.block_id for block in self._fenced)
         ref_cnts = {block.block_id: block.ref_cnt for block in pool if block.ref_cnt}
         if ref_cnts != num_holds:
             wrong = next(block for block in pool if block.ref_cnt != num_holds[block.block_id])

@@ -7,7 +7,8 @@ KV of a prefix is of no use without the state after it. So requests copy their s
 - where a prompt leaves the blocks that are cached of other prompts: what two prompts begin with, a third may have too
 
 Chunks end there, and the step with the next chunk copies the request's slot before it computes. A hit is as long as the
-longest prefix with a snapshot; the step that admits the request copies the snapshot into the request's slot.
+longest prefix with a snapshot; the step that admits the request copies the snapshot into the request's slot. A request
+that loses its blocks where one of them ends leaves its slot as a snapshot (steps/preemption.py).
 
 The prefix cache names each block of a snapshot by the hash of the block after which it was taken, and by its place in
 the slot. A snapshot is held only by the steps that write or read it, and nobody changes it. Otherwise its blocks are
@@ -46,7 +47,7 @@ class StateSnapshots:
         """
         if not self._pool.find_longest_prefix([_name(block_hash, 0)], 1):
             return []
-        blocks = self._pool.find_longest_prefix(self._names(block_hash), self._num_blocks)
+        blocks = self._pool.find_longest_prefix(self.names_after(block_hash), self._num_blocks)
         return blocks if len(blocks) == self._num_blocks else []
 
     def cut_hit(self, blocks: list[KVCacheBlock]) -> list[KVCacheBlock]:
@@ -113,20 +114,32 @@ class StateSnapshots:
         block_hash = request.block_hashes[num_tokens // self._block_size - 1]
         if self.find(block_hash) or self._pool.num_free_blocks < self._num_blocks + num_spare_blocks:
             return []
-        names = self._names(block_hash)
-        # What is left of an older snapshot may differ in its last bits, since other chunks led to it.
-        for name in names:
-            self._pool.forget(self._pool.find_longest_prefix([name], 1))
         blocks = self._pool.get_free_blocks(self._num_blocks)
-        self._pool.cache_full_blocks(blocks, names)
+        self._name_blocks(blocks, block_hash)
         return blocks
+
+    def leave(self, slot: Sequence[KVCacheBlock], block_hash: BlockHash) -> None:
+        """Make a slot a snapshot, unless there is one already. The caller frees the slot, which nobody writes any more.
+
+        block_hash: of the block at whose end the state in the slot is
+        """
+        if not self.find(block_hash):
+            self._name_blocks(slot, block_hash)
+
+    def names_after(self, block_hash: BlockHash) -> list[BlockHash]:
+        """Return the names of the blocks of the snapshot that is, or would be, after the block of this hash."""
+        return [_name(block_hash, place) for place in range(self._num_blocks)]
 
     def forget_request(self, request_id: str) -> None:
         """Expect no more snapshots of a request that has no slot any more."""
         self._due.pop(request_id, None)
 
-    def _names(self, block_hash: BlockHash) -> Sequence[BlockHash]:
-        return [_name(block_hash, place) for place in range(self._num_blocks)]
+    def _name_blocks(self, blocks: Sequence[KVCacheBlock], block_hash: BlockHash) -> None:
+        names = self.names_after(block_hash)
+        # What is left of an older snapshot may differ in its last bits, since other chunks led to it.
+        for name in names:
+            self._pool.forget(self._pool.find_longest_prefix([name], 1))
+        self._pool.cache_full_blocks(blocks, names)
 
 
 def _name(block_hash: BlockHash, place: int) -> BlockHash:

@@ -54,7 +54,7 @@ class Preemption:
     """A request has lost its blocks to other requests, and waits. It resumes here later, unless its client moves it.
 
     num_computed_tokens: how many tokens, from the first one on, had their KV in this engine; the KV stays cached until
-        the blocks are used again
+        the blocks are used again. For a model with recurrent states: after how many tokens the state stays cached, too
     num_wait_steps: how many steps until enough blocks are free for the request, if all running requests go on to their
         full length
     """

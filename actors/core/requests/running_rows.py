@@ -183,6 +183,10 @@ class RunningRows:
         is_enough = (num_free_blocks + num_released - num_grown >= num_blocks).nonzero()[0]
         return max(0, int(num_left[is_enough[0] if len(is_enough) else -1]))
 
+    def num_candidates(self) -> int:
+        """Return how many requests preemption may choose from: all but producers."""
+        return len(self.by_id) - int(self.is_producer.sum())
+
     def last_admitted(self) -> Iterator[Request]:
         """Iterate over the requests, beginning with the one that was admitted last."""
         return reversed(self.by_id.values())

@@ -1,8 +1,15 @@
-"""Chooses the running request that loses its blocks when another one needs blocks and too few are free."""
+"""Chooses the running request that loses its blocks when another one needs blocks and too few are free.
+
+A request with a recurrent state can go on later only from the end of a block, since the prefix cache knows the states
+after full blocks alone, and only while no block of its prefix is used again. So the next victim stops where it has
+filled a block, a little before blocks run out: its slot becomes a snapshot, and what the others take next is still free
+of it.
+"""
 
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from actors.config import SchedulerConfig
 from actors.core.blocks.kv_cache_manager import KVCacheManager
@@ -10,9 +17,13 @@ from actors.core.outputs.engine_core_outputs import Preemption
 from actors.core.queue.request_queue import order_of
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request, RequestStatus
+from actors.core.requests.running_rows import RunningRows
 from actors.core.steps.client_outputs import ClientOutputs
 from actors.core.steps.step import Step, Victim
 from kv_transfer.params import TransferRole
+
+_NUM_BLOCKS_LEFT: Final = 2
+"""How many blocks are left for each running request when a request with a recurrent state stops."""
 
 
 class Room(enum.Enum):
@@ -60,6 +71,28 @@ class Preemptor:
                 return Room.NEVER
         return Room.NOW
 
+    def stops(self, request: Request, step: Step) -> bool:
+        """Preempt a request with a state that has filled its last block, if it is the next victim and blocks are few.
+
+        Returns whether the request gets no token in this step: it may also wait for the token under way first.
+        """
+        kv, rows = self._kv, self._rows
+        num_computed_tokens = request.num_computed_tokens
+        if kv.snapshots is None or num_computed_tokens % kv.block_size or not request.reads_prefix_cache:
+            return False
+        num_blocks = kv.block_pool.num_free_blocks + kv.num_fenced_blocks
+        is_plenty = num_blocks >= num_blocks_left_by_victims(rows)
+        if is_plenty or num_computed_tokens < request.num_prompt_tokens or self._choose_victim() is not request:
+            return False
+        if rows.num_candidates() < 2:
+            return False
+        if rows.num_expected[request.row] > request.num_tokens:
+            step.drop_steady(request.row)
+            step.somebody_waits_for_blocks = True
+        else:
+            self.preempt(request, step)
+        return True
+
     def _choose_victim(self) -> Request:
         """Choose the request that loses its blocks; the request that needs blocks may be chosen too.
 
@@ -75,7 +108,7 @@ class Preemptor:
         """Take a running request out of the step and of the batch; it starts over when there is room."""
         step.refund(request)
         step.encoder.cache.free(request)
-        step.preempted[request.request_id] = Victim(request, request.num_computed_tokens)
+        step.preempted[request.request_id] = Victim(request, self._kv.leave_prefix(request))
         self._rows.remove(request)
         self._kv.free(request)
         request.num_computed_tokens = 0
@@ -93,4 +126,9 @@ class Preemptor:
         for victim in reversed(step.preempted.values()):
             num_blocks += self._kv.num_blocks_with_slot(victim.request.num_tokens)
             num_steps = self._rows.num_steps_until_free(num_blocks, num_free_blocks, self._kv.states.num_blocks)
-            self._client_outputs.add_preemption(victim.request, Preemption(victim.num_computed_tokens, num_steps))
+            self._client_outputs.add_preemption(victim.request, Preemption(victim.num_left_tokens, num_steps))
+
+
+def num_blocks_left_by_victims(rows: RunningRows) -> int:
+    """Return with how many free blocks the next victim stops, if requests have recurrent states."""
+    return _NUM_BLOCKS_LEFT * rows.num_candidates()

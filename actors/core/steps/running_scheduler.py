@@ -50,6 +50,8 @@ class RunningScheduler:
             return
         is_full = rows.num_computed[step.steady_rows] == rows.num_slots[step.steady_rows]
         growing = step.steady_rows[is_full]
+        if self._kv.snapshots is not None:
+            growing = self._without_stopped(growing, step)
         if len(growing) > self._kv.block_pool.num_free_blocks:
             self._grow_in_order(growing, step)
             return
@@ -58,6 +60,12 @@ class RunningScheduler:
         for row, request_id in zip(growing.tolist(), rows.req_ids[growing].tolist(), strict=True):
             step.new_block_ids[row] = [self._kv.grow(request_id)]
         rows.num_slots[growing] += self._kv.block_size
+
+    def _without_stopped(self, growing: np.ndarray, step: Step) -> np.ndarray:
+        """Return the growing rows without those that stop here, since they would be preempted soon."""
+        goes_on = [not self._preemptor.stops(request, step) for request in self._rows.requests[growing].tolist()]
+        going_on: np.ndarray = growing[np.array(goes_on, dtype=bool)]
+        return going_on
 
     def _grow_in_order(self, growing: np.ndarray, step: Step) -> None:
         """Give the growing rows blocks in the order of admission, by preemption if need be: too few blocks are free."""
@@ -73,6 +81,8 @@ class RunningScheduler:
                 step.drop_steady(request.row)
 
     def _schedule_one(self, request: Request, step: Step) -> None:
+        if self._preemptor.stops(request, step):
+            return
         rows, row = self._rows, request.row
         if request.spec_token_ids:
             self._drop_drafts_without_blocks(request)

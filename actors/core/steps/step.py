@@ -30,10 +30,13 @@ from kv_transfer.params import TransferRole
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A request that lost its blocks in this step, with the number of its tokens that had been computed."""
+    """A request that lost its blocks in this step.
+
+    num_left_tokens: of its tokens, how many the blocks serve until they are used again
+    """
 
     request: Request
-    num_computed_tokens: int
+    num_left_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

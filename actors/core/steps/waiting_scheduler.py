@@ -13,6 +13,7 @@ from actors.core.loads.remote_kv import RemoteKV
 from actors.core.queue.request_queue import RequestQueue, order_of
 from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request, RequestStatus
+from actors.core.steps.preemption import num_blocks_left_by_victims
 from actors.core.steps.step import SqueezingLoad, Step
 from kv_transfer.params import TransferRole
 
@@ -108,7 +109,8 @@ class WaitingScheduler:
         if step.is_load_limit_reached or num_ahead >= self._config.max_num_seqs:
             decision = LoadDecision.LIMIT_REACHED
         else:
-            decision = self._remote.start_load(request, self._queues, self._num_headroom_blocks(), step.now_s)
+            headroom = self._num_headroom_blocks(request)
+            decision = self._remote.start_load(request, self._queues, headroom, step.now_s)
         if decision is LoadDecision.WOULD_SQUEEZE:
             decision = self._set_load_aside(request, queue, step)
         if decision is LoadDecision.STARTED:
@@ -147,7 +149,7 @@ class WaitingScheduler:
             self._queues.lora_waits.end(request)
             return True
         if not has_blocks and self._remote.start_prefix_load(
-            request, hit, self._queues, self._num_headroom_blocks(), step.now_s
+            request, hit, self._queues, self._num_headroom_blocks(request), step.now_s
         ):
             queue.pop_request()
             self._queues.lora_waits.end(request)
@@ -201,7 +203,7 @@ class WaitingScheduler:
             num_lookahead, num_possible = self._config.num_lookahead_tokens, request.max_num_tokens
             num_slots = min(num_slots + num_lookahead, max(num_slots, num_possible - num_computed_tokens))
             num_slots_in_all = min(num_slots_in_all + num_lookahead, max(num_slots_in_all, num_possible))
-        headroom = self._num_headroom_blocks()
+        headroom = self._num_headroom_blocks(request)
         new_blocks = self._kv.allocate_slots(
             request,
             num_slots,
@@ -234,6 +236,14 @@ class WaitingScheduler:
         """
         return bool(self._config.overlap) and request.may_run_ahead
 
-    def _num_headroom_blocks(self) -> int:
-        """How many free blocks an admission leaves to the running requests; 0 while none runs."""
-        return self._num_watermark_blocks if self._queues.running else 0
+    def _num_headroom_blocks(self, request: Request) -> int:
+        """How many free blocks an admission leaves to the running requests; 0 while none runs.
+
+        A request that was stopped early leaves more than that, or it would be stopped again at once.
+        """
+        rows = self._queues.running
+        if not rows:
+            return 0
+        if self._kv.snapshots is None or request.status is not RequestStatus.PREEMPTED:
+            return self._num_watermark_blocks
+        return max(self._num_watermark_blocks, num_blocks_left_by_victims(rows))

@@ -1,3 +1,5 @@
+"""Tests of actors/core/blocks/kv_cache_manager.py and actors/core/blocks/fenced_blocks.py."""
+
 from __future__ import annotations
 
 import pytest

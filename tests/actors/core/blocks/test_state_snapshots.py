@@ -14,7 +14,7 @@ from actors.core.requests.request import RequestStatus
 from actors.errors import IntegrityError
 from kv_transfer.params import TransferRole
 from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
-from tests.actors.core.fakes import Driver, FakeConnector
+from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
 
 
 def num_tokens_of_steps(driver: Driver, name: str) -> list[int]:
@@ -172,16 +172,81 @@ def test_no_snapshot_takes_the_blocks_that_running_requests_grow_into() -> None:
     assert driver.worker.num_copied == 0
 
 
-def test_snapshots_are_evicted_before_a_request_is_preempted() -> None:
-    driver = Driver(make_scheduler(num_blocks=16, num_state_blocks=2))
-    for name, prompt in (("a", range(9)), ("b", range(30, 39))):
-        driver.scheduler.add_request(make_request(name, prompt, max_tokens=24, ignore_eos=True))
+def decode(driver: Driver, **requests: tuple[range, int]) -> None:
+    """Serve requests together: each a prompt, and the number of its output tokens."""
+    for name, (prompt, num_tokens) in requests.items():
+        driver.scheduler.add_request(make_request(name, prompt, max_tokens=num_tokens, ignore_eos=True))
     driver.run()
-    assert driver.scheduler.make_stats().num_preemptions > 0
-    for name in ("a", "b"):
-        assert len(driver.tokens_of(name)) == 24
-    # The victim starts over: its own blocks are still cached, and no block was left for the state.
-    assert [num_tokens for num_tokens in num_tokens_of_steps(driver, "b") if num_tokens > 1] == [8, 8, 17]
+    for name, (prompt, num_tokens) in requests.items():
+        assert driver.tokens_of(name) == reference_tokens(prompt, num_tokens, eos=-1)
+
+
+def preemptions_of(driver: Driver, name: str) -> list[int]:
+    """After how many tokens each preemption of a request has left the state."""
+    told = [output.preemption for output in driver.outputs if output.request_id == name]
+    return [preemption.num_computed_tokens for preemption in told if preemption is not None]
+
+
+@pytest.mark.parametrize(("num_lookahead_tokens", "num_left_tokens"), [(0, 16), (5, 12)])
+def test_a_request_stops_at_the_end_of_a_block_and_goes_on_from_its_state(
+    num_lookahead_tokens: int, num_left_tokens: int
+) -> None:
+    driver = Driver(make_scheduler(num_blocks=14, num_state_blocks=2, num_lookahead_tokens=num_lookahead_tokens))
+    decode(driver, a=(range(9), 12), b=(range(30, 39), 24))
+    # While fewer than 2 blocks are free for each of the two, b stops; a takes one of those, and ends.
+    assert preemptions_of(driver, "b") == [num_left_tokens]
+    # No token is computed again.
+    assert sum(num_tokens_of_steps(driver, "b")) == 9 + 24 - 1
+    assert driver.scheduler.make_stats().num_preemptions == 1
+
+
+def test_a_request_whose_state_is_evicted_while_it_waits_starts_over() -> None:
+    driver = Driver(make_scheduler(num_blocks=16, num_state_blocks=2))
+    decode(driver, a=(range(9), 24), b=(range(30, 39), 24))
+    assert preemptions_of(driver, "b") == [20]
+    # Of the prompt's own snapshot nothing is left either: it is taken again.
+    assert [num_tokens for num_tokens in num_tokens_of_steps(driver, "b") if num_tokens > 1] == [8, 8, 13]
+
+
+def test_nobody_stops_who_runs_alone_or_while_blocks_are_plenty() -> None:
+    alone = Driver(make_scheduler(num_blocks=11, num_state_blocks=2))
+    decode(alone, a=(range(9), 24))
+    beside = Driver(make_scheduler(num_blocks=25, num_state_blocks=2))
+    decode(beside, a=(range(9), 24), b=(range(30, 39), 24))
+    assert [driver.scheduler.make_stats().num_preemptions for driver in (alone, beside)] == [0, 0]
+
+
+def test_the_least_urgent_request_stops() -> None:
+    driver = Driver(make_scheduler(num_blocks=14, num_state_blocks=2, policy="priority"))
+    for name, prompt, priority, num_tokens in (("low", range(30, 39), 5, 24), ("high", range(9), 0, 12)):
+        request = make_request(name, prompt, max_tokens=num_tokens, priority=priority, ignore_eos=True)
+        driver.scheduler.add_request(request)
+    driver.run()
+    assert (preemptions_of(driver, "low"), preemptions_of(driver, "high")) == ([16], [])
+
+
+def test_a_request_that_is_preempted_within_a_block_leaves_no_state() -> None:
+    scheduler = make_scheduler(num_blocks=32, num_state_blocks=2)
+    driver, kv = Driver(scheduler), scheduler.kv_cache_manager
+    assert kv.snapshots is not None
+    request = make_request("a", range(4), max_tokens=9, ignore_eos=True)
+    scheduler.add_request(request)
+    for _ in range(4):
+        driver.step()
+    assert (request.num_computed_tokens, kv.leave_prefix(request)) == (7, 0)
+    # The step under way fills the block, and still writes the state.
+    under_way = scheduler.schedule()
+    assert (request.num_computed_tokens, kv.leave_prefix(request)) == (8, 0)
+    assert all(block.block_hash is None for block in kv.states.get_blocks("a"))
+    scheduler.update_from_output(under_way, driver.worker.execute(under_way))
+    driver.run()
+
+
+def test_a_preemption_without_a_prefix_cache_leaves_nothing() -> None:
+    scheduler = make_scheduler(num_blocks=14, num_state_blocks=2, enable_prefix_caching=False)
+    driver = Driver(scheduler)
+    decode(driver, a=(range(9), 24), b=(range(30, 39), 24))
+    assert preemptions_of(driver, "b") == [0]
 
 
 def test_a_consumer_has_no_hit_and_a_producer_has_one() -> None:
