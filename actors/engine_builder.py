@@ -73,8 +73,8 @@ def build_engine_core(
         group = gather_ranks(config, identity, control, on_progress, say, launch_ranks, trust)
         worker = group.worker
     runner = worker.runner
-    cache = _cache_of_scheduler(config, runner)
     config = _fit_to_model(config, runner)
+    cache = _cache_of_scheduler(config, runner)
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = is_accelerator(runner.kv_cache.device)
@@ -189,9 +189,7 @@ def _make_transfers(
 
 def _fit_to_model(config: EngineConfig, runner: ModelRunner) -> EngineConfig:
     """Return the settings without what the model does not allow."""
-    if not runner.is_causal:
-        config = _without_chunks(config)
-    return _without_prefix_hits(config) if runner.layout.num_state_blocks else config
+    return config if runner.is_causal else _without_chunks(config)
 
 
 def _without_chunks(config: EngineConfig) -> EngineConfig:
@@ -205,15 +203,10 @@ def _without_chunks(config: EngineConfig) -> EngineConfig:
 
 
 def _cache_of_scheduler(config: EngineConfig, runner: ModelRunner) -> CacheConfig:
-    """Return the cache's settings as the scheduler gets them: its snapshots of states serve hits, but only here."""
+    """Return the cache's settings as the scheduler gets them: nobody hears where it has states."""
     if not runner.layout.num_state_blocks:
-        return _fit_to_model(config, runner).cache
+        return config.cache
     return config.cache.model_copy(update={"enable_kv_events": False})
-
-
-def _without_prefix_hits(config: EngineConfig) -> EngineConfig:
-    """Return the settings for a model with recurrent states: a prefix is of no use elsewhere without its state."""
-    return config.model_copy(update={"cache": config.cache.model_copy(update={"enable_prefix_caching": False})})
 
 
 def _make_adapter_cache(config: EngineConfig, runner: ModelRunner) -> AdapterCache | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actors.config import CacheConfig, EngineConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from actors.core.outputs.engine_core_outputs import EngineCoreOutput, RequestTimings
+from actors.core.outputs.engine_core_outputs import EngineCoreOutput, Preemption, RequestTimings
 from actors.core.outputs.model_runner_output import TokenLogprobs
 from actors.core.requests.adapter import Adapter
 from actors.core.requests.request import EngineCoreRequest, RequestStatus
@@ -33,6 +33,7 @@ class Answer:
     last: dict[str, EngineCoreOutput] = field(default_factory=dict)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] | None = None
+    preemptions: list[Preemption] = field(default_factory=list)
 
     def take(self, engine: str, output: EngineCoreOutput) -> None:
         if output.prompt_logprobs is not None:
@@ -46,6 +47,8 @@ class Answer:
                 continue
             assert position == len(self.token_ids), f"a gap before position {position}"
             self.token_ids.append(token_id)
+        if output.preemption is not None:
+            self.preemptions.append(output.preemption)
         if output.finished:
             self.last[engine] = output
         self.is_finished |= output.finish_reason is not None

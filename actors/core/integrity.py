@@ -32,7 +32,7 @@ def check_queues(
     }
     if not with_blocks <= may_hold:
         raise IntegrityError(f"{sorted(with_blocks - may_hold)} hold blocks, but neither run nor transfer")
-    pinned = kv_cache_manager.pinned() - remote.prefix_loads.answers - remote.embeddings.holders()
+    pinned = kv_cache_manager.pins.holders() - remote.prefix_loads.answers - remote.embeddings.holders()
     if pinned:
         raise IntegrityError(f"{sorted(pinned)} hold blocks, but no such transfer is under way")
     for request in (*queues.running, *queues.all_loaded()):

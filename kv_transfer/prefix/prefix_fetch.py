@@ -109,6 +109,20 @@ class PrefixFetches:
         self._fetches[request_id] = _Fetch(source, tuple(block_hashes[:num_blocks]))
         return num_blocks
 
+    def reserve_whole(
+        self, request_id: str, block_names: Sequence[bytes], source: PrefixSource, num_spared_tokens: int
+    ) -> bool:
+        """Reserve a fetch of blocks that are of use together only; return False if no such fetch is worth it.
+
+        block_names:       hashes of blocks of tokens, then the names of the blocks of a snapshot
+        num_spared_tokens: how many tokens need not be computed if all of these blocks come
+        """
+        is_worth_it = self._cost.is_worth_it(len(block_names), num_spared_tokens)
+        if len(self._fetches) >= self._max_fetches or not is_worth_it:
+            return False
+        self._fetches[request_id] = _Fetch(source, tuple(block_names))
+        return True
+
     def start(self, request_id: str, block_ids: Sequence[int]) -> bool:
         """Begin the request's fetch, into these blocks; return False if it has reserved none."""
         fetch = self._fetches.get(request_id)

@@ -45,6 +45,17 @@ class PrefixSources:
             self.stores.end(request_id, 0)
         return num_fetched or num_stored
 
+    def reserve_whole(
+        self, request_id: str, block_names: Sequence[bytes], source: PrefixSource, num_spared_tokens: int
+    ) -> bool:
+        """Reserve a load of blocks that are of use together only; return False if fetching them is not worth it.
+
+        No store has such blocks: the source sends all of them, or none.
+        """
+        return self._fetches is not None and self._fetches.reserve_whole(
+            request_id, block_names, source, num_spared_tokens
+        )
+
     def start(self, request_id: str, block_ids: Sequence[int]) -> None:
         """Begin the load that was reserved, into these blocks of the KV cache."""
         if self._fetches is not None and self._fetches.start(request_id, block_ids):

@@ -159,6 +159,37 @@ def test_a_request_goes_on_elsewhere_from_its_tokens(family: str, checkpoint: Ca
         pair.assert_whole()
 
 
+@pytest.mark.usefixtures("shared_models")
+@pytest.mark.parametrize("family", _ALL)
+def test_the_state_of_a_preempted_request_moves_behind_its_blocks(
+    family: str, checkpoint: Callable[[str], Path]
+) -> None:
+    directory = checkpoint(family)
+    num_state_blocks = _layout(directory).num_state_blocks
+    # Both have 4 blocks when the later one stops, and 3 are left: the first one ends with 2 of these.
+    config = engine_config(directory, block_size=_BLOCK_SIZE, num_blocks=11 + 2 * num_state_blocks, overlap=True)
+    prompts = {"first": random_prompt(26), "stopped": random_prompt(26, seed=1)}
+    first, greedy = replace(_GREEDY, max_tokens=20), replace(_GREEDY, max_tokens=30)
+    with EnginePair(config, config) as pair:
+        pair.submit("decode", "first", prompts["first"], first)
+        pair.submit("decode", "stopped", prompts["stopped"], greedy)
+        stopped = pair.answers["stopped"]
+        pair.run(lambda: bool(stopped.preemptions))
+        num_tokens = stopped.preemptions[0].num_computed_tokens
+        assert num_tokens == 26 + len(stopped.token_ids) - 1 == 32
+        source = PrefixSource(pair.addresses["decode"], num_tokens)
+        pair.submit("prefill", "moved", prompts["stopped"], greedy, source, output_token_ids=stopped.token_ids)
+        pair.run()
+        right = greedy_tokens(directory, tuple(prompts["stopped"]), 30)
+        assert pair.answers["moved"].token_ids == stopped.token_ids == right
+        assert pair.answers["first"].token_ids == greedy_tokens(directory, tuple(prompts["first"]), 20)
+        # Nothing was computed a second time, at either engine.
+        assert pair.engines["prefill"].make_stats().prefix_cache_stats.fetched == num_tokens
+        assert pair.answers["moved"].timings("prefill").num_prompt_tokens_computed == 0
+        assert pair.answers["stopped"].timings("decode").num_prompt_tokens_computed == 26
+        pair.assert_whole()
+
+
 def test_what_does_not_go_with_states_is_refused_by_name(checkpoint: Callable[[str], Path]) -> None:
     directory = checkpoint("bamba")
     config = engine_config(directory)

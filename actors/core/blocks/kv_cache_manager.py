@@ -27,6 +27,7 @@ from actors.config import CacheConfig
 from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock, count_common_blocks
 from actors.core.blocks.fenced_blocks import FencedBlocks
 from actors.core.blocks.kv_events import KVEventLog
+from actors.core.blocks.pinned_blocks import PinnedBlocks
 from actors.core.blocks.prompt_tails import PartialHit, PromptTails
 from actors.core.blocks.state_slots import StateSlots
 from actors.core.blocks.state_snapshots import StateSnapshots
@@ -34,7 +35,6 @@ from actors.core.outputs.scheduler_output import BlockCopy
 from actors.core.outputs.scheduler_stats import PrefixCacheStats
 from actors.core.requests.request import Request
 from actors.errors import IntegrityError
-from kv_transfer.connector.keys import TransferKey
 from kv_transfer.params import TransferRole
 
 
@@ -70,8 +70,7 @@ class KVCacheManager:
             self.snapshots = StateSnapshots(self.block_pool, num_state_blocks, block_size)
         self._blocks: dict[str, list[KVCacheBlock]] = {}
         self._num_cached_blocks: dict[str, int] = {}
-        self._pinned: dict[TransferKey, list[KVCacheBlock]] = {}
-        """Blocks that transfers without a request hold."""
+        self.pins = PinnedBlocks(self.block_pool)
         self._fenced = FencedBlocks(self.block_pool)
         self._tails = PromptTails()
         self._copies: list[BlockCopy] = []
@@ -180,6 +179,7 @@ class KVCacheManager:
         partial_hit: PartialHit | None = None,
         num_slots_that_must_fit: int = 0,
         num_headroom_blocks: int = 0,
+        is_state_loaded: bool = False,
     ) -> list[KVCacheBlock] | None:
         """Give the request slots for num_new_tokens after its computed tokens and its prefix hit.
 
@@ -190,6 +190,7 @@ class KVCacheManager:
         partial_hit: a cached block with the tokens after the prefix hit, which the next step copies
         num_slots_that_must_fit: total number of slots that must be available, even if fewer are given now
         num_headroom_blocks: number of blocks that must stay free
+        is_state_loaded: the state after the hit comes from elsewhere, so that none is copied
         Returns the new blocks beyond the hit, or None if too few blocks are free: then nothing has changed.
         """
         blocks = self._blocks.get(request.request_id, ())
@@ -211,7 +212,9 @@ class KVCacheManager:
             return None
         # The hit is taken first, so that get_free_blocks() cannot return blocks of the hit.
         self.block_pool.touch(new_computed_blocks)
-        snapshot = [] if self.snapshots is None else self.snapshots.hold(new_computed_blocks)
+        snapshot: list[KVCacheBlock] = []
+        if self.snapshots is not None and not is_state_loaded:
+            snapshot = self.snapshots.hold(new_computed_blocks)
         new_blocks = self.block_pool.get_free_blocks(num_new_blocks)
         if num_state_blocks:
             self.states.put(request.request_id, self._make_slot(snapshot, num_left))
@@ -308,28 +311,6 @@ class KVCacheManager:
         self.prefix_cache_stats.loaded += num_blocks * self.block_size
         self.prefix_cache_stats.fetched += num_blocks * self.block_size * is_fetched
 
-    def pin_cached(self, key: TransferKey, blocks: Sequence[KVCacheBlock]) -> None:
-        """Hold cached blocks for a transfer that has no request."""
-        self.block_pool.touch(blocks)
-        self._pinned[key] = list(blocks)
-
-    def pin_free(self, key: TransferKey, num_blocks: int) -> list[int]:
-        """Take free blocks, for other bytes than KV, for a transfer that has no request; returns their ids."""
-        self._pinned[key] = blocks = self.block_pool.get_free_blocks(num_blocks)
-        return [block.block_id for block in blocks]
-
-    def unpin(self, key: TransferKey) -> None:
-        """Free the blocks of a transfer without a request, without a fence: no step writes such blocks."""
-        self.block_pool.free(self._pinned.pop(key))
-
-    def num_pinned_by(self, key: TransferKey) -> int:
-        """How many blocks a transfer without a request holds."""
-        return len(self._pinned.get(key, ()))
-
-    def pinned(self) -> set[TransferKey]:
-        """The transfers without a request that hold blocks."""
-        return {key for key, blocks in self._pinned.items() if blocks}
-
     def free(self, request: Request) -> None:
         """Free all blocks of a request, if it holds any; they stay fenced while steps are under way."""
         self._num_cached_blocks.pop(request.request_id, None)
@@ -361,7 +342,7 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget every cached block. Refuses, and returns False, while a request holds any."""
-        if any(self._blocks.values()) or any(self._pinned.values()):
+        if any(self._blocks.values()) or self.pins.holders():
             return False
         self.block_pool.reset()
         if self._observer is not None:
@@ -378,7 +359,7 @@ class KVCacheManager:
         self.block_pool.check_integrity()
         num_holds: Counter[int] = Counter()
         self.states.check_integrity(self.holders())
-        for holder, blocks in (*self._blocks.items(), *self._pinned.items(), *self.states):
+        for holder, blocks in (*self._blocks.items(), *self.pins, *self.states):
             block_ids = [block.block_id for block in blocks]
             if len(set(block_ids)) != len(blocks):
                 raise IntegrityError(f"{holder} holds a block twice: {block_ids}")

@@ -186,7 +186,7 @@ class EmbeddingTransfers:
         if key not in self._sending:
             return False
         self._sending.remove(key)
-        self._kv.unpin(key)
+        self._kv.pins.unpin(key)
         return True
 
     def on_received(self, report: FinishedReceiving) -> bool:
@@ -195,7 +195,7 @@ class EmbeddingTransfers:
         fetch = self._loading.pop(key, None)
         if fetch is None:
             return False
-        self._kv.unpin(key)
+        self._kv.pins.unpin(key)
         reason = self._cancelled.pop(key, "") or received.reason
         if data is None:
             self._fail(
@@ -224,7 +224,7 @@ class EmbeddingTransfers:
 
     def num_blocks(self) -> int:
         """Return how many blocks the transfers hold; preemption cannot free them."""
-        return sum(self._kv.num_pinned_by(key) for key in self.holders())
+        return sum(self._kv.pins.num_pinned_by(key) for key in self.holders())
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline by the engine's clock, in seconds; None if there is none."""
@@ -244,7 +244,7 @@ class EmbeddingTransfers:
         key = TransferKey(TransferKind.BYTES_FETCH, transfer_id)
         self._loading[key] = fetch
         params = KVTransferParams(transfer_id, 0, TransferRole.CONSUMER, fetch.peer)
-        block_ids = tuple(self._kv.pin_free(key, num_blocks))
+        block_ids = tuple(self._kv.pins.pin_free(key, num_blocks))
         num_tokens = self._num_tokens_for(fetch.num_bytes)
         wanted = BytesFetch(transfer_id, fetch.mm_hash)
         self._reservations.append(Reservation(key, params, block_ids, 0, num_tokens, wanted))
@@ -262,7 +262,7 @@ class EmbeddingTransfers:
             return None
         key = want.answer_key
         self._sending.add(key)
-        block_ids = tuple(self._kv.pin_free(key, num_blocks))
+        block_ids = tuple(self._kv.pins.pin_free(key, num_blocks))
         self._answers.append(FetchAnswer(want, block_ids, num_tokens))
         if embeddings is None:
             self.stats.num_not_sent += 1

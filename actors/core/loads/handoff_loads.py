@@ -119,8 +119,6 @@ class HandoffLoads:
         if num_kept_tokens < request.num_cached_tokens:
             # The last block came from the prefix cache and other requests may share it, so it must not be overwritten.
             # Admission looks up the rest of the hit again.
-            request.set_status(RequestStatus.WAITING, now_s)
-            self._kv.free(request)
-            queues.waiting.prepend_request(request)
+            self._loading.start_over(request, queues, now_s)
         else:
             self._loading.go_on(request, num_kept_tokens, queues, now_s)

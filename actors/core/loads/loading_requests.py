@@ -49,6 +49,12 @@ class LoadingRequests:
         first = self._deadlines.peek()
         return None if first is None else first[0][0]
 
+    def start_over(self, request: Request, queues: Queues, now_s: float) -> None:
+        """Queue a request whose load is over, and has left nothing of use. The request loses its blocks."""
+        request.set_status(RequestStatus.WAITING, now_s)
+        self._kv.free(request)
+        queues.waiting.prepend_request(request)
+
     def go_on(self, request: Request, num_computed_tokens: int, queues: Queues, now_s: float) -> None:
         """Queue a request whose load is over, to compute the rest of its tokens. The request keeps its blocks."""
         self._kv.cache_blocks(request, num_computed_tokens)

@@ -2,12 +2,17 @@
 
 PrefixSources knows which sources have which blocks. PrefixLoads knows which request loads which blocks, and which
 transfers send cached blocks to other engines. RemoteKV has the requests' queues.
+
+For a model with recurrent states a prefix is of use only together with the state after it. So a request fetches what is
+missing here of a prefix, up to a snapshot at the other engine, and behind it the snapshot, into its slot. The other
+engine sends all of that, or nothing. If less arrives, the request starts over.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from actors.core.blocks.block_pool import KVCacheBlock
@@ -24,6 +29,22 @@ from kv_transfer.prefix.prefix_sources import PrefixSources
 
 _MAX_ANSWERED: Final = 0.25
 """Largest part of all blocks that may be pinned because other engines fetch them."""
+_MAX_ANSWERED_WITH_STATE: Final = 0.5
+"""The same for models with recurrent states, where a part is of no use: of two equal requests one may leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A load of a part of a request's prefix.
+
+    local:            the blocks before it, which this engine has
+    num_blocks:       how many blocks of tokens it may bring
+    num_state_blocks: how many blocks of a snapshot follow them, without which they are of no use
+    """
+
+    local: Sequence[KVCacheBlock]
+    num_blocks: int
+    num_state_blocks: int = 0
 
 
 class PrefixLoads:
@@ -44,8 +65,8 @@ class PrefixLoads:
         self._loading = loading
         self._room = room
         self._timeout_s = timeout_s
-        self._num_local_blocks: dict[str, int] = {}
-        """For each request that loads a prefix, how many of the prefix's blocks this engine had before."""
+        self._loads: dict[str, _Load] = {}
+        """The load of each request that loads a prefix."""
         self.answers: set[TransferKey] = set()
         """The cached blocks that are being sent to other engines, by transfer."""
         self._steps: deque[tuple[int, float]] = deque()
@@ -57,7 +78,7 @@ class PrefixLoads:
         return self._sources is not None
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._num_local_blocks
+        return request_id in self._loads
 
     # -- loads of this engine's requests -------------------------------------------------------------------------
 
@@ -69,36 +90,63 @@ class PrefixLoads:
         Returns False, with nothing changed, if no source has such blocks, or too few blocks are free for the request.
         """
         # The sources reserve their blocks first: allocating blocks here might make a store evict them.
-        num_blocks = self._reserve(request, hit)
-        if not num_blocks:
+        load = self._reserve_with_state(request, hit) if self._kv.states else self._reserve(request, hit)
+        if load is None:
+            request.prefix_source = None
             return False
         assert self._sources is not None, "only sources reserve blocks"
-        num_local_tokens = len(hit) * self._kv.block_size
-        num_new_tokens = self._room.num_slots_to_go_on(request) - num_local_tokens
-        if (
-            not self._room.is_left_by(request, queues)
-            or self._kv.allocate_slots(request, num_new_tokens, hit, num_headroom_blocks=num_headroom_blocks) is None
-        ):
+        num_local_tokens = len(load.local) * self._kv.block_size
+        if not self._room.is_left_by(request, queues) or not self._allocate(request, load, num_headroom_blocks):
             self._sources.end(request.request_id, 0)
             return False
-        block_ids = self._kv.get_block_ids(request.request_id)
-        self._sources.start(request.request_id, block_ids[len(hit) : len(hit) + num_blocks])
-        self._num_local_blocks[request.request_id] = len(hit)
+        block_ids = self._kv.get_block_ids(request.request_id)[len(load.local) :][: load.num_blocks]
+        if load.num_state_blocks:
+            block_ids += self._kv.states.get_block_ids(request.request_id)
+        self._sources.start(request.request_id, block_ids)
+        self._loads[request.request_id] = load
         # Another engine is asked only once for each request.
         request.prefix_source = None
-        self._loading.begin(request, num_local_tokens, self._timeout_s, now_s)
+        self._loading.begin(request, 0 if load.num_state_blocks else num_local_tokens, self._timeout_s, now_s)
         return True
 
-    def _reserve(self, request: Request, hit: Sequence[KVCacheBlock]) -> int:
-        """Reserve, at the sources, the blocks of a request after its hit. Returns how many blocks the sources have."""
-        if self._sources is None or not request.reads_prefix_cache or self._kv.states:
-            return 0
+    def _allocate(self, request: Request, load: _Load, num_headroom_blocks: int) -> bool:
+        blocks = self._kv.allocate_slots(
+            request,
+            self._room.num_slots_to_go_on(request) - len(load.local) * self._kv.block_size,
+            load.local,
+            num_headroom_blocks=num_headroom_blocks,
+            is_state_loaded=bool(load.num_state_blocks),
+        )
+        return blocks is not None
+
+    def _reserve(self, request: Request, hit: Sequence[KVCacheBlock]) -> _Load | None:
+        """Reserve, at the sources, the blocks of a request after its hit. Returns None if no source has any."""
+        if self._sources is None or not request.reads_prefix_cache:
+            return None
         # At least one token has to be computed here, since its logits are needed.
         wanted = request.block_hashes[len(hit) : (request.num_tokens - 1) // self._kv.block_size]
         num_blocks = self._sources.reserve(request.request_id, wanted, request.prefix_source, len(hit))
-        if not num_blocks:
-            request.prefix_source = None
-        return num_blocks
+        return _Load(hit, num_blocks) if num_blocks else None
+
+    def _reserve_with_state(self, request: Request, hit: Sequence[KVCacheBlock]) -> _Load | None:
+        """Reserve, at another engine, the blocks of a request up to the state that this engine is said to have.
+
+        hit: the blocks here up to a snapshot here; None is returned if it goes as far
+        """
+        source, block_size = request.prefix_source, self._kv.block_size
+        if self._sources is None or source is None or self._kv.snapshots is None or not request.reads_prefix_cache:
+            return None
+        end = min(source.num_tokens, request.num_tokens - 1) // block_size
+        if end <= len(hit):
+            return None
+        # Blocks of tokens are of use here without their own state: the state after the last one comes.
+        local = self._kv.block_pool.find_longest_prefix(request.block_hashes, end)
+        state_names = self._kv.snapshots.names_after(request.block_hashes[end - 1])
+        wanted = [*request.block_hashes[len(local) : end], *state_names]
+        num_spared_tokens = (end - len(hit)) * block_size
+        if not self._sources.reserve_whole(request.request_id, wanted, source, num_spared_tokens):
+            return None
+        return _Load(local, end - len(local), len(state_names))
 
     def cancel(self, request_id: str) -> None:
         """Cancel a load. finish() is still called for it later."""
@@ -111,16 +159,21 @@ class PrefixLoads:
         is_fetched: another engine had them, not a store
         Returns False if no such load was under way, or if the request has ended meanwhile.
         """
-        num_local_blocks = self._num_local_blocks.pop(request_id, None)
-        if num_local_blocks is None:
+        load = self._loads.pop(request_id, None)
+        if load is None:
             return False
         assert self._sources is not None, "they have started it"
         self._sources.end(request_id, loaded.num_blocks)
-        self._kv.count_loaded(loaded.num_blocks, is_fetched=is_fetched)
+        is_useless = load.num_state_blocks > 0 and loaded.num_blocks < load.num_blocks + load.num_state_blocks
+        num_blocks = 0 if is_useless else min(loaded.num_blocks, load.num_blocks)
+        self._kv.count_loaded(num_blocks, is_fetched=is_fetched)
         request = self._loading.pop(request_id)
         if request is None:
             return False
-        num_tokens = (num_local_blocks + loaded.num_blocks) * self._kv.block_size
+        if is_useless:
+            self._loading.start_over(request, queues, now_s)
+            return True
+        num_tokens = (len(load.local) + num_blocks) * self._kv.block_size
         if not request.is_known_to_worker:
             request.num_cached_tokens = num_tokens
         self._loading.go_on(request, num_tokens, queues, now_s)
@@ -136,11 +189,14 @@ class PrefixLoads:
         key = want.answer_key
         if self._sources is None or key in self.answers:
             return  # Without links, the fetch ends at its deadline. With a known key, the peer sent the fetch twice.
-        max_num_blocks = int(self._kv.block_pool.num_blocks * _MAX_ANSWERED) - self.num_answered_blocks()
+        max_part = _MAX_ANSWERED_WITH_STATE if self._kv.states else _MAX_ANSWERED
+        max_num_blocks = int(self._kv.block_pool.num_blocks * max_part) - self.num_answered_blocks()
         blocks = self._kv.block_pool.find_longest_prefix(fetch.block_hashes, max(0, max_num_blocks))
         blocks = _cut(blocks, self._kv.block_pool.num_free_blocks - num_spare_blocks)
+        if self._kv.states and len(blocks) < len(fetch.block_hashes):
+            blocks = []
         self._sources.answer(want, [block.block_id for block in blocks])
-        self._kv.pin_cached(key, blocks)
+        self._kv.pins.pin_cached(key, blocks)
         self.answers.add(key)
 
     def on_sent(self, key: TransferKey) -> bool:
@@ -148,12 +204,12 @@ class PrefixLoads:
         if key not in self.answers:
             return False
         self.answers.remove(key)
-        self._kv.unpin(key)
+        self._kv.pins.unpin(key)
         return True
 
     def num_answered_blocks(self) -> int:
         """Return how many blocks answers hold; preemption cannot free them. A block of two answers may count twice."""
-        return sum(self._kv.num_pinned_by(key) for key in self.answers)
+        return sum(self._kv.pins.num_pinned_by(key) for key in self.answers)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 

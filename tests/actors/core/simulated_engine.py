@@ -16,7 +16,7 @@ from kv_transfer.connector.reports import KVConnectorOutput
 from kv_transfer.connector.steps import KVConnectorMetadata, Reservation
 from tests.actors.core.builders import BLOCK_SIZE, Clock
 from tests.actors.core.fakes import FakeWorker, prefix_digests
-from tests.kv_transfer.reported import Reported
+from tests.kv_transfer.reported import Reported, key_of
 
 GARBAGE = -99
 
@@ -88,8 +88,8 @@ class SimulatedEngine:
 
     def _take_output(self) -> KVConnectorOutput:
         output = self.table.take_output(num_links=1)
-        for request_id in Reported.of(output).finished_recving:
-            self.promised.pop(str(request_id), None)
+        for name in Reported.of(output).finished_recving:
+            self.promised.pop(key_of(name).name, None)
         return output
 
     def update(self) -> bool:
@@ -141,6 +141,11 @@ class SimulatedEngine:
         """A load's blocks belong to its request, dead or alive, until its report."""
         for request_id, reservation in self.promised.items():
             kv = self.scheduler.kv_cache_manager
+            if reservation.fetch is not None:
+                # What is here already is no part of a fetch.
+                held = kv.get_block_ids(request_id) + kv.states.get_block_ids(request_id)
+                assert set(reservation.block_ids) <= set(held), f"{request_id} lost its blocks"
+                continue
             num_blocks = kv.num_blocks_for(reservation.num_prompt_tokens)
             held = kv.get_block_ids(request_id)[:num_blocks] + kv.states.get_block_ids(request_id)
             assert tuple(held) == reservation.block_ids, f"{request_id} lost its blocks"

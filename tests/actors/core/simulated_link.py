@@ -62,7 +62,7 @@ class WholeBlocks:
     piece_tokens = BLOCK_SIZE
     pieces_per_block = peer_pieces_per_block = 1
     piece_size_bytes = LAYOUT.block_size_bytes
-    runs_per_piece = 1
+    runs_per_piece = peer_tp_size = 1
 
     def ids(self, block_ids: Sequence[int]) -> tuple[int, ...]:
         return tuple(block_ids)

@@ -19,6 +19,7 @@ from actors.core.requests.request import FinishReason, Request
 from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
+from kv_transfer.prefix.prefix_sources import PrefixSources
 from kv_transfer.sides.scheduler_side import SchedulerSide
 from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.arrivals import CHUNK_BOUNDS
@@ -146,6 +147,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             enable_prefix_caching=setup.caching,
             overlap=setup.overlap,
             connector=SchedulerSide(config, BLOCK_SIZE),
+            prefix_sources=self.make_sources(is_producer=is_producer),
             load_failure_policy=setup.failure,
             handoff_timeout_s=10.0,
             num_state_blocks=self.num_state_blocks,
@@ -156,6 +158,10 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
         engine = SimulatedEngine(scheduler, end.table, self.clock, max_in_flight=2 if setup.overlap else 1)
         end.read, end.write = engine.read_block, engine.write_block
         return engine
+
+    def make_sources(self, *, is_producer: bool) -> PrefixSources | None:
+        """The places outside the engine where prefixes may be: none, in this machine."""
+        return None
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -349,7 +355,10 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             check_admission_order(engine.scheduler.config, engine.submitted.values())
         for link in self.network.links:
             for job in link.jobs_leaving:
-                self.prefill.check_leaving(str(job.transfer_id), block_ids_of(job))
+                self.check_leaving(str(job.transfer_id), block_ids_of(job))
+
+    def check_leaving(self, transfer_id: str, block_ids: list[int]) -> None:
+        self.prefill.check_leaving(transfer_id, block_ids)
 
     # -- the end -------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Evicted blocks come back from a store, and whatever the store does, answers are right and no block is lost.
 
-Tests of kv_transfer/connector/fetches.py, kv_transfer/prefix/prefix_sources.py.
+Tests of kv_transfer/connector/fetches.py, kv_transfer/prefix/prefix_sources.py, actors/core/blocks/pinned_blocks.py.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def test_nobody_is_preempted_for_blocks_that_others_read(num_running: int, num_r
     driver.news.wants.append(want)
     driver.step()
     kv = driver.scheduler.kv_cache_manager
-    assert kv.num_pinned_by(want.answer_key) == num_read
+    assert kv.pins.num_pinned_by(want.answer_key) == num_read
     driver.step()
     assert driver.scheduler.make_stats().num_preemptions == 0
     driver.news.finished_sending.add(want.answer_key)
