@@ -98,7 +98,9 @@ class Scheduler:
         self._queues = queues = Queues.create(scheduler_config, cache_config)
         self._client_outputs = ClientOutputs()
         self.stats = SchedulerStats.first(num_blocks, self.block_size, scheduler_config.speculative)
-        self._load_meter = LoadMeter(scheduler_config, kv.block_pool, self.block_size, transfers.kv_bytes_per_token)
+        self._load_meter = LoadMeter(
+            scheduler_config, kv.block_pool, self.block_size, transfers.kv_bytes_per_token, num_state_blocks
+        )
         self._draft_control = make_draft_control(scheduler_config)
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
         self._common_prefix = (0, 0)

@@ -45,6 +45,7 @@ class EngineSpeed(msgspec.Struct, frozen=True):
     max_num_batched_tokens: the most tokens of a step
     max_num_seqs:           the most running requests
     num_kv_tokens:          tokens that the KV cache holds
+    num_state_tokens:       tokens whose KV takes as much of the cache as the recurrent state of one request
     kv_bytes_per_token:     bytes of KV that a handoff moves for each token
     link_bytes_per_s:       bandwidth of a link between two engines; 0: transfers cost nothing
     sigma:                  the standard deviation of the relative error of a step's prediction
@@ -60,6 +61,7 @@ class EngineSpeed(msgspec.Struct, frozen=True):
     link_bytes_per_s: float = 0.0
     link_round_trip_s: float = 0.0
     sigma: float = 0.05
+    num_state_tokens: int = 0
 
     def slower_by(self, factor: float) -> EngineSpeed:
         """Return the speed of an engine whose steps take so many times as long."""
@@ -102,7 +104,7 @@ class EngineSpeed(msgspec.Struct, frozen=True):
 
     def largest_batch(self, context_tokens: float) -> int:
         """Return how many requests can run at once. context_tokens: of each of them, on average"""
-        held = int(self.num_kv_tokens * (1 - _FREE_PART) // max(context_tokens, 1.0))
+        held = int(self.num_kv_tokens * (1 - _FREE_PART) // max(context_tokens + self.num_state_tokens, 1.0))
         return max(min(self.max_num_seqs, self.max_num_batched_tokens, held), 1)
 
     def batch_within(self, itl_s: float | None, context_tokens: float) -> int:

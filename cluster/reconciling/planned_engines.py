@@ -96,6 +96,7 @@ def engine_speed(stats: Mapping[str, SchedulerStats]) -> EngineSpeed | None:
         max_num_batched_tokens=min(load.max_num_batched_tokens for load in loads) or DEFAULT_BATCHED_TOKENS,
         max_num_seqs=max(min(load.max_num_seqs for load in loads), 1),
         num_kv_tokens=min(load.num_blocks * load.block_size for load in loads),
+        num_state_tokens=max(load.num_state_blocks * load.block_size for load in loads),
         kv_bytes_per_token=max(load.kv_bytes_per_token for load in loads),
         link_bytes_per_s=sum(bandwidths) / len(bandwidths) if bandwidths else DEFAULT_BYTES_PER_S,
         link_round_trip_s=sum(round_trips) / len(round_trips) if round_trips else DEFAULT_ROUND_TRIP_S,

@@ -62,6 +62,7 @@ class PreemptedRequest:
 class Target:
     """An engine that might go on with a preempted request.
 
+    num_state_blocks:    blocks that each request takes there for its recurrent state
     num_promised_blocks: blocks for requests that were sent to the engine and may not be in its counters yet
     stats_age_s:         seconds since the other numbers came
     """
@@ -71,12 +72,13 @@ class Target:
     num_blocks: int
     num_free_blocks: int
     num_waiting_reqs: int
+    num_state_blocks: int = 0
     num_promised_blocks: int = 0
     stats_age_s: float = 0.0
 
     def num_blocks_for(self, request: PreemptedRequest) -> int:
-        """Return how many blocks the request takes at this engine at once, its next token included."""
-        return -(-(request.num_tokens + 1) // self.block_size)
+        """Return how many blocks the request takes at this engine at once, with its next token and its state."""
+        return -(-(request.num_tokens + 1) // self.block_size) + self.num_state_blocks
 
     def free_part_after(self, request: PreemptedRequest) -> float:
         """Return the part of the engine's blocks that stays free beside the request; below 0 if it does not fit.
@@ -160,6 +162,7 @@ class MigrationPlanner:
             num_blocks=stats.num_blocks,
             num_free_blocks=stats.num_free_blocks,
             num_waiting_reqs=stats.num_waiting_reqs,
+            num_state_blocks=0 if stats.load_report is None else stats.load_report.num_state_blocks,
             # The book counts a migrated request, too, once it was submitted.
             num_promised_blocks=max(sum(promised), num_sent),
             stats_age_s=now_s - at_s,

@@ -53,27 +53,22 @@ class ReportingEngine(Protocol):
     @property
     def descriptor(self) -> EngineDescriptor:
         """The engine at the other end."""
-        ...
 
     @property
     def load_report(self) -> LoadReport | None:
         """The engine's newest report; None until one has come."""
-        ...
 
     @property
     def step_costs(self) -> StepCostModel | None:
         """The engine's own predictions; None until they have come."""
-        ...
 
     @property
     def num_prompt_tokens_computed(self) -> int:
         """How many tokens of prompts the engine has computed since its start, by its newest report."""
-        ...
 
     @property
     def num_submitted_requests(self) -> int:
         """How many requests were submitted on this session."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +100,10 @@ class SentWork:
     consumer: str | None = None
     num_handoff_bytes: float = 0.0
 
-    def num_blocks(self, block_size: int) -> int:
-        """Return the number of blocks that the request takes at the engine at once."""
-        return -(
-            -(self.num_context_tokens + 1 if self.num_context_tokens else int(self.num_computed_tokens)) // block_size
-        )
+    def num_blocks(self, block_size: int, num_state_blocks: int = 0) -> int:
+        """Return the number of blocks that the request takes at the engine at once, its recurrent state included."""
+        num_tokens = self.num_context_tokens + 1 if self.num_context_tokens else int(self.num_computed_tokens)
+        return -(-num_tokens // block_size) + (num_state_blocks if num_tokens else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +122,8 @@ class EngineWork:
     num_decodes:        requests that decode here, or will once their prompts are computed or their KV has come
     num_context_tokens: their tokens, summed
     queue_end_s:        the time, by the book's clock, at which the prompts sent so far will be computed
-    num_free_blocks:    those that the requests sent since the report take are deducted; it may be negative
+    num_free_blocks:    without those for waiting requests, and for those sent since the report; it may be negative
+    num_state_blocks:   blocks that each request takes for its recurrent state, beside those of its tokens
     prompt_share:       the part of its time that the engine spends on prompts, of those to come, up to MAX_PROMPT_SHARE
     reported_at_s:      when the newest report came; -inf if none has
     """
@@ -141,6 +136,7 @@ class EngineWork:
     num_free_blocks: float = 0.0
     num_blocks: int = 0
     block_size: int = DEFAULT_BLOCK_SIZE
+    num_state_blocks: int = 0
     kv_bytes_per_token: float = 0.0
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     max_num_seqs: int = 0
@@ -162,6 +158,10 @@ class EngineWork:
             reported = self.reported_links.get(consumer)
             link = self.links[consumer] = _UNKNOWN_LINK if reported is None else _link_of(reported)
         return link
+
+    def blocks_of(self, sent: SentWork) -> int:
+        """Return the number of blocks that a request takes here at once."""
+        return sent.num_blocks(self.block_size, self.num_state_blocks)
 
     def sent_since(self) -> list[_Sent]:
         """Return the requests that the newest report does not count."""
@@ -219,7 +219,7 @@ class LoadBook:
     def num_blocks_sent(self, engine: EngineKey) -> int:
         """Return the blocks that the requests take which an engine's newest report does not count."""
         work = self._works.get(engine)
-        return 0 if work is None else sum(one.work.num_blocks(work.block_size) for one in work.sent_since())
+        return 0 if work is None else sum(work.blocks_of(one.work) for one in work.sent_since())
 
     def note_report(self, session: ReportingEngine) -> None:
         """Take in the newest report of a session, unless it is known."""
@@ -261,7 +261,7 @@ class LoadBook:
             work.num_decodes = max(work.num_decodes - factor, 0)
             work.num_context_tokens = max(work.num_context_tokens - factor * sent.num_context_tokens, 0)
         if not is_reported:
-            work.num_free_blocks += factor * sent.num_blocks(work.block_size)
+            work.num_free_blocks += factor * work.blocks_of(sent)
         self._tell(work)
 
     def _take_share(self, work: EngineWork, session: ReportingEngine) -> None:
@@ -285,6 +285,7 @@ class LoadBook:
         work.report, work.reported_at_s = report, self.clock()
         work.num_blocks = report.num_blocks
         work.block_size = report.block_size or DEFAULT_BLOCK_SIZE
+        work.num_state_blocks = report.num_state_blocks
         work.kv_bytes_per_token = report.kv_bytes_per_token
         work.max_num_batched_tokens = report.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
         work.max_num_seqs = report.max_num_seqs
@@ -297,7 +298,9 @@ class LoadBook:
     def _sum_up(self, work: EngineWork) -> None:
         """Add to the report what was sent since."""
         report = work.report
-        work.num_free_blocks = report.num_free_blocks - report.num_waiting_tokens / work.block_size
+        num_waiting_blocks = report.num_waiting_tokens / work.block_size
+        num_waiting_blocks += report.num_waiting_slots * report.num_state_blocks
+        work.num_free_blocks = report.num_free_blocks - num_waiting_blocks
         # Those whose prompts are not computed yet will decode beside a request that is sent there now.
         work.num_decodes = report.num_decodes + report.num_coming_decodes
         work.num_context_tokens = report.num_decode_context_tokens + report.num_coming_context_tokens
@@ -393,7 +396,7 @@ def _add(work: EngineWork, one: _Sent) -> None:
     if sent.num_context_tokens:
         work.num_decodes += factor
         work.num_context_tokens += factor * sent.num_context_tokens
-    work.num_free_blocks -= factor * sent.num_blocks(work.block_size)
+    work.num_free_blocks -= factor * work.blocks_of(sent)
     if sent.consumer is not None and sent.num_handoff_bytes:
         link = work.link_to(sent.consumer)
         queued = link.num_queued_bytes + factor * sent.num_handoff_bytes

@@ -257,21 +257,28 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
 
 
 def handoff_bytes(facts: RequestFacts, producer: EngineWork, num_cached_at_decode: int) -> float:
-    """Return the bytes that a handoff moves: the KV that the decode engine lacks."""
-    return max(facts.num_tokens - num_cached_at_decode, 0) * producer.kv_bytes_per_token
+    """Return the bytes that a handoff moves: the KV that the decode engine lacks, and the recurrent state."""
+    num_tokens = max(facts.num_tokens - num_cached_at_decode, 0)
+    return num_tokens * producer.kv_bytes_per_token + _state_bytes(producer)
+
+
+def _state_bytes(work: EngineWork) -> float:
+    """Return the bytes of a request's recurrent state, as it is sent: in whole blocks."""
+    return work.num_state_blocks * work.block_size * work.kv_bytes_per_token
 
 
 def exposed_transfer_s(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost) -> float:
     """Return the time from the end of prefill until the last block is at the decode engine.
 
-    Chunks are sent as soon as they are computed, after what is queued on the link.
+    Chunks are sent as soon as they are computed, after what is queued on the link; the recurrent state after the last.
     """
     link = prompt.work.link_to(decode.work.key[0])
-    own_s = handoff_bytes(facts, prompt.work, decode.num_cached_tokens) / link.bytes_per_s
+    state_s = _state_bytes(prompt.work) / link.bytes_per_s
+    own_s = handoff_bytes(facts, prompt.work, decode.num_cached_tokens) / link.bytes_per_s - state_s
     queued_s = link.num_queued_bytes / link.bytes_per_s
     hidden_s = prompt.exposed_from_s
     after_queue_s = queued_s + own_s - prompt.wait_s - hidden_s
-    return link.round_trip_s + max(own_s * prompt.last_part, own_s - hidden_s, after_queue_s)
+    return link.round_trip_s + max(own_s * prompt.last_part, own_s - hidden_s, after_queue_s) + state_s
 
 
 def fetch_s(work: EngineWork, source: EngineWork, num_tokens: int) -> float:
@@ -300,8 +307,8 @@ def _wait_for_room(facts: RequestFacts, work: EngineWork, step_s: float) -> floa
     if work.max_num_seqs:
         missing = num_decodes + 1 - work.max_num_seqs
     if work.num_blocks:
-        num_blocks = -(-(facts.num_tokens + 1) // work.block_size)
-        of_each = max(work.num_context_tokens / num_decodes / work.block_size, 1.0)
+        num_blocks = -(-(facts.num_tokens + 1) // work.block_size) + work.num_state_blocks
+        of_each = max(work.num_context_tokens / num_decodes / work.block_size, 1.0) + work.num_state_blocks
         missing = max(missing, (num_blocks - work.num_free_blocks) / of_each)
     if missing <= 0:
         return 0.0

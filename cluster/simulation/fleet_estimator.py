@@ -71,8 +71,9 @@ class SimulationEstimator:
         if not fleet.can_serve:
             return ServiceEstimate(0.0, (), math.inf, math.inf, math.inf, math.inf)
         num_slices = -(-fleet.num_engines // _MAX_ENGINES)
-        # Simulated blocks are large. Requests fill the same part of the cache as they would with small ones.
-        enlarged = msgspec.structs.replace(speed, num_kv_tokens=int(speed.num_kv_tokens * _part_filled(load)))
+        # Simulated blocks are large, and requests have no states. They fill the same part of the cache as they would.
+        part = _part_filled(load, speed.num_state_tokens)
+        enlarged = msgspec.structs.replace(speed, num_kv_tokens=int(speed.num_kv_tokens * part))
         return _Run(self._cluster(fleet, num_slices, enlarged, aims), load, num_slices, speed, aims).estimate()
 
     def _cluster(self, fleet: FleetCounts, num_slices: int, speed: EngineSpeed, aims: PlanAims) -> ClusterSpec:
@@ -194,10 +195,14 @@ def _meets(one: SimulatedRequest, slo: Slo) -> bool:
     return one.meets(slo)
 
 
-def _part_filled(load: DrawnLoad) -> float:
-    """Return the tokens of the blocks that requests take, for each token that they have; at least 1."""
+def _part_filled(load: DrawnLoad, num_state_tokens: int) -> float:
+    """Return the tokens of the blocks that simulated requests take, for each token that real ones have room for.
+
+    num_state_tokens: for as many tokens a request has room besides, for its recurrent state
+    """
     lengths = [one.num_prompt_tokens + one.num_output_tokens for one in load.requests]
-    return sum(-(-length // HASHED_TOKENS) * HASHED_TOKENS for length in lengths) / sum(lengths)
+    num_simulated = sum(-(-length // HASHED_TOKENS) * HASHED_TOKENS for length in lengths)
+    return num_simulated / (sum(lengths) + num_state_tokens * len(lengths))
 
 
 def _offered(number: int, request: OfferedRequest, begin_s: float, num_slices: int) -> WorkloadRequest:

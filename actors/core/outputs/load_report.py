@@ -49,13 +49,14 @@ class LoadMeter:
     Waiting prompts are not looked up in the prefix cache; the part of their tokens that is cached is taken to be what
     was found lately.
 
-    kv_bytes_per_token: see LoadReport
+    kv_bytes_per_token, num_state_blocks: see LoadReport
     """
 
     config: SchedulerConfig
     block_pool: Blocks
     block_size: int
     kv_bytes_per_token: int
+    num_state_blocks: int = 0
     _number: int = 0
     _found: float = 0.0
     _num_lookups: int = 0
@@ -81,13 +82,15 @@ class LoadMeter:
         self._number += 1
         loading, stats = transfers.loading, transfers.transfer_stats
         running = _running_work(rows)
-        num_waiting_tokens, coming = 0, running.coming
+        num_waiting_tokens, num_waiting_slots, coming = 0, 0, running.coming
         # Most engines have no other requests than those that run, most of the time.
         for request_id, request in requests.items() if len(requests) > len(rows) else ():
             if request_id in rows:
                 continue
             if request_id not in loading:
                 num_waiting_tokens += request.num_tokens - request.num_computed_tokens
+                # Who has waited for KV, and has got it, has a slot.
+                num_waiting_slots += not request.num_computed_tokens
             if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
                 coming.append(request.num_tokens)
         return LoadReport(
@@ -107,6 +110,8 @@ class LoadMeter:
             num_taken_from_all=num_taken,
             num_coming_decodes=len(coming),
             num_coming_context_tokens=sum(coming),
+            num_state_blocks=self.num_state_blocks,
+            num_waiting_slots=num_waiting_slots if self.num_state_blocks else 0,
         )
 
     def _note_lookups(self, stats: PrefixCacheStats) -> None:

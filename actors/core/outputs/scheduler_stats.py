@@ -88,6 +88,8 @@ class LoadReport:
     num_taken_from_all:        requests that the engine has got from all ingresses
     num_coming_decodes:        requests that will decode here, and whose prompt is not computed or whose KV is not here
     num_coming_context_tokens: their tokens, summed
+    num_state_blocks:          blocks that each request takes for its recurrent state, beside those of its tokens
+    num_waiting_slots:         waiting requests that have no slot for their recurrent state yet; 0 without such states
     """
 
     number: Total = 0
@@ -106,6 +108,8 @@ class LoadReport:
     num_taken_from_all: Total = 0
     num_coming_decodes: Total = 0
     num_coming_context_tokens: Total = 0
+    num_state_blocks: Total = 0
+    num_waiting_slots: Total = 0
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ def test_the_batch_is_the_largest_that_meets_the_aim() -> None:
     assert SPEED.batch_within(1e-6, 1000.0) == 1
     assert SPEED.batch_within(None, 1000.0) == 64
     assert SPEED.batch_within(None, 10_000.0) == 19, "the cache holds no more"
+    assert msgspec.structs.replace(SPEED, num_state_tokens=10_000).batch_within(None, 10_000.0) == 9
 
 
 def test_an_output_token_costs_its_part_of_a_step_of_the_batch() -> None:

@@ -69,11 +69,12 @@ def test_streams_and_useful_cached_tokens_come_from_the_counters() -> None:
 
 def test_the_speed_is_that_of_the_sure_models_and_the_smallest_limits() -> None:
     small = replace(LOAD, num_blocks=50, max_num_seqs=8)
-    linked = replace(LOAD, links=(LinkLoad("d", 0, 2e9, 1e-4),), kv_bytes_per_token=64)
+    linked = replace(LOAD, links=(LinkLoad("d", 0, 2e9, 1e-4),), kv_bytes_per_token=64, num_state_blocks=3)
     speed = engine_speed({"a": _stats(None, small), "b": _stats(SURE, linked)})
     assert speed is not None
     assert (speed.decode, speed.prefill, speed.mixed) == (COSTS, COSTS, COSTS)
     assert (speed.num_kv_tokens, speed.max_num_seqs, speed.max_num_batched_tokens) == (800, 8, 512)
+    assert speed.num_state_tokens == 48
     assert (speed.link_bytes_per_s, speed.link_round_trip_s, speed.kv_bytes_per_token) == (2e9, 1e-4, 64)
 
 

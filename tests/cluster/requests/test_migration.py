@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from cluster.requests.migration import MigrationPlanner, PreemptedRequest, Target, choose_target
 from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
@@ -45,6 +45,8 @@ ROOMY = Target(("d1", 7), block_size=16, num_blocks=100, num_free_blocks=60, num
         pytest.param(REQUEST, replace(ROOMY, stats_age_s=2.0), True, id="heard of it lately"),
         pytest.param(REQUEST, replace(ROOMY, stats_age_s=2.1), False, id="not heard of it lately"),
         pytest.param(REQUEST, replace(ROOMY, block_size=160), True, id="large blocks: two of them"),
+        pytest.param(REQUEST, replace(ROOMY, num_state_blocks=39), True, id="just enough room for its state"),
+        pytest.param(REQUEST, replace(ROOMY, num_state_blocks=40), False, id="no room for its state"),
     ],
 )
 def test_a_request_moves_where_that_is_quicker(request_: PreemptedRequest, target: Target, moves: bool) -> None:
@@ -101,6 +103,12 @@ def test_where_no_decode_engine_has_room_the_mode_decides_about_prefill_engines(
     heard = Heard(mode, p0=FREE, d0=FREE, d1=replace(FREE, num_free_blocks=5))
     found = heard.target()
     assert (None if found is None else found[0]) == target
+
+
+def test_an_engine_reports_what_a_state_takes_there() -> None:
+    fits, full = (replace(FREE, load_report=LoadReport(num_state_blocks=number)) for number in (10, 30))
+    assert Heard(d0=FREE, d1=fits).target() == THERE.descriptor.key
+    assert Heard(d0=FREE, d1=full).target() is None
 
 
 def test_a_request_that_a_prefill_engine_decodes_moves_to_decode_engines_first() -> None:

@@ -42,6 +42,20 @@ def test_the_work_is_the_report_and_what_was_sent_since() -> None:
     assert work.queue_end_s == clock() + 0.5
 
 
+def test_recurrent_states_take_blocks_of_every_request_that_has_none_yet() -> None:
+    one = engine("both-0", num_free_blocks=500, num_state_blocks=20, num_waiting_slots=3, num_waiting_tokens=160)
+    book, _ = _book(one)
+    work = book.work_of(one.descriptor)
+    assert work.num_free_blocks == 500 - 10 - 3 * 20
+    _send(book, one, "a")
+    assert work.num_free_blocks == 430 - 7 - 20
+    assert book.num_blocks_sent(one.descriptor.key) == 27
+    book.note_sent(one.descriptor, "elsewhere", SentWork())
+    assert work.num_free_blocks == 430 - 27, "neither end of it is here"
+    book.note_left(one.descriptor.key, "a")
+    assert work.num_free_blocks == 430
+
+
 def test_a_request_that_a_report_counts_is_not_added_again() -> None:
     one = engine("both-0")
     book, _ = _book(one)

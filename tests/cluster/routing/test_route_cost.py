@@ -103,6 +103,23 @@ def test_what_the_decode_engine_has_cached_is_not_sent() -> None:
     assert found.transfer_s == pytest.approx(0.024)
 
 
+def test_an_engine_whose_slots_for_states_are_full_is_a_wait() -> None:
+    # 65 blocks of tokens are free, and 35 of a slot are not: one of 10 requests has to end, with 50 and 35 blocks.
+    full = _work(num_decodes=10, num_context_tokens=8000, num_free_blocks=65, num_state_blocks=35)
+    answer_s = 100 * decode_cost(_FACTS, full, _STEPS).step_s
+    assert _alone(full).blocks_wait_s == pytest.approx(answer_s / 10 * 35 / 85)
+    assert _pair(_work(), full).blocks_wait_s == pytest.approx(answer_s / 10 * 35 / 85)
+    free = _work(num_decodes=10, num_context_tokens=8000, num_free_blocks=100, num_state_blocks=35)
+    assert _alone(free).blocks_wait_s == 0
+
+
+def test_the_state_is_sent_behind_the_last_chunk() -> None:
+    """All of it is waited for: 10 blocks of 16 tokens, of 1000 bytes each."""
+    links = {"b": Link(0, 1e8, 0.0)}
+    without, with_state = (_pair(_work(links=links, num_state_blocks=number), _work("b")) for number in (0, 10))
+    assert with_state.transfer_s == pytest.approx(without.transfer_s + 0.0016)
+
+
 def test_blocks_become_free_as_those_that_decode_end() -> None:
     # 65 blocks are wanted. Each of 10 requests has 50, and one of them ends every tenth of an answer.
     work = _work(num_decodes=10, num_context_tokens=8000, num_free_blocks=15)

@@ -63,6 +63,14 @@ def test_the_cached_part_of_prompts_is_not_computed() -> None:
     assert alone.ttft_p50_s == pytest.approx(5e-3 + 200 * 1e-4, rel=0.05)
 
 
+def test_recurrent_states_take_room_from_other_requests() -> None:
+    # An engine holds the states of two requests.
+    states = msgspec.structs.replace(SPEED, num_state_tokens=90_000)
+    load = drawn(40, 12.0, num_prompt_tokens=100, num_output_tokens=600)
+    without, with_states = (ESTIMATOR.estimate(FleetCounts(both=4), load, speed, AIMS) for speed in (SPEED, states))
+    assert with_states.attainment < 0.5 < 0.9 < without.attainment
+
+
 def test_a_step_that_mixes_prompts_and_output_delays_the_output() -> None:
     # A prompt keeps its engine busy for 105 ms, so output waits for it where both are computed.
     load, aims = drawn(80, 5.0, num_output_tokens=60), PlanAims(ttft_s=1.0, itl_s=0.02, attainment=0.9)

@@ -153,6 +153,18 @@ def test_a_report_tells_what_the_engine_has_room_for() -> None:
     assert load_of(scheduler).num_free_blocks == 17
 
 
+def test_a_report_tells_how_many_requests_wait_for_slots_of_how_many_blocks() -> None:
+    scheduler, worker = make_scheduler(num_blocks=12, num_state_blocks=3), FakeWorker(64, 4)
+    for name in ("a", "b", "c"):
+        scheduler.add_request(make_request(name, 9, max_tokens=20))
+    assert (load_of(scheduler).num_state_blocks, load_of(scheduler).num_waiting_slots) == (3, 3)
+    step(scheduler, worker)
+    assert load_of(scheduler).num_waiting_slots == 1
+    scheduler = make_scheduler(num_blocks=12)
+    scheduler.add_request(make_request("a"))
+    assert (load_of(scheduler).num_state_blocks, load_of(scheduler).num_waiting_slots) == (0, 0)
+
+
 def test_a_report_tells_how_much_a_transfer_moves_for_a_token() -> None:
     report = make_meter().report({}, FakeTransfers(), RunningRows(4, 4), PrefixCacheStats())
     assert report.kv_bytes_per_token == 4096
