@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from actors.config import CacheConfig, EngineConfig
+from actors.config import EngineConfig
 from actors.core.loads.embedding_transfers import Staging
 from actors.core.loads.kept_embeddings import KeptEmbeddings
 from actors.core.loads.transfer_parts import TransferParts
@@ -74,7 +74,6 @@ def build_engine_core(
         worker = group.worker
     runner = worker.runner
     config = _fit_to_model(config, runner)
-    cache = _cache_of_scheduler(config, runner)
     overlap = config.scheduler.overlap
     if overlap is None:
         overlap = is_accelerator(runner.kv_cache.device)
@@ -84,7 +83,7 @@ def build_engine_core(
     sources = _make_prefix_sources(config, identity, runner.layout, stores, clock=clock)
     scheduler = (Scheduler if recording is None else RecordedScheduler)(
         config.scheduler.model_copy(update={"overlap": overlap}),
-        cache,
+        config.cache,
         runner.layout.num_blocks,
         runner.max_model_len,
         structured_output=_make_grammars(config, runner, on_progress),
@@ -96,7 +95,7 @@ def build_engine_core(
         clock=clock,
     )
     if isinstance(scheduler, RecordedScheduler) and isinstance(clock, ReadClock) and recording is not None:
-        header = _header_of(config, identity, scheduler, runner, trust, cache=cache)
+        header = _header_of(config, identity, scheduler, runner, trust)
         begin_recording(scheduler, recording, header, clock)
     scheduler.chunk_budget.set_aim(config.itl_s)
     scheduler.chunk_budget.set_role(config.role)
@@ -202,13 +201,6 @@ def _without_chunks(config: EngineConfig) -> EngineConfig:
     return config.model_copy(update={"scheduler": scheduler, "cache": cache})
 
 
-def _cache_of_scheduler(config: EngineConfig, runner: ModelRunner) -> CacheConfig:
-    """Return the cache's settings as the scheduler gets them: nobody hears where it has states."""
-    if not runner.layout.num_state_blocks:
-        return config.cache
-    return config.cache.model_copy(update={"enable_kv_events": False})
-
-
 def _make_adapter_cache(config: EngineConfig, runner: ModelRunner) -> AdapterCache | None:
     if config.lora is None or runner.adapters is None:
         return None
@@ -236,16 +228,14 @@ def _header_of(
     scheduler: Scheduler,
     runner: ModelRunner,
     trust: Trust,
-    *,
-    cache: CacheConfig,
 ) -> EngineHeader:
-    """Return the first record of a recording of this engine's decisions. cache: as the scheduler got it"""
+    """Return the first record of a recording of this engine's decisions."""
     return EngineHeader(
         version=VERSION,
         engine_id=identity.engine_id,
         incarnation=identity.incarnation,
         scheduler=scheduler.config.model_dump(mode="json"),
-        cache=cache.model_dump(mode="json"),
+        cache=config.cache.model_dump(mode="json"),
         kv_transfer=config.kv_transfer.model_dump(mode="json"),
         num_blocks=runner.layout.num_blocks,
         max_model_len=scheduler.max_model_len,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from actors.core.blocks.block_pool import BlockPool
+from actors.core.blocks.kv_cache_manager import KVCacheManager
 from actors.core.blocks.kv_events import KVEventBatch, KVEventLog
 from actors.core.scheduler import Scheduler
 from actors.sessions.block_messages import MAX_MESSAGE_BLOCKS, CachedBlocks, snapshot_message
@@ -19,14 +19,14 @@ class BlockReports:
     """Delivers the events of the prefix cache, and snapshots of it."""
 
     log: KVEventLog
-    pool: BlockPool
+    cache: KVCacheManager
     deliver: Callable[[KVEventBatch], None]
 
     @classmethod
     def of(cls, scheduler: Scheduler, deliver: Callable[[KVEventBatch], None]) -> BlockReports | None:
         """Return the reports of a scheduler's cache; None if the scheduler records no events."""
         log = scheduler.kv_events
-        return None if log is None else cls(log, scheduler.kv_cache_manager.block_pool, deliver)
+        return None if log is None else cls(log, scheduler.kv_cache_manager, deliver)
 
     @property
     def is_due(self) -> bool:
@@ -45,7 +45,7 @@ class BlockReports:
         Returns the begin of the next part; None after the last one.
         """
         self.report()
-        num_ids = self.pool.num_blocks
+        num_ids = self.cache.block_pool.num_blocks
         end = min(begin + MAX_MESSAGE_BLOCKS, num_ids)
-        deliver(snapshot_message(self.log.sequence, begin, num_ids, self.pool.cached_blocks(begin, end), end))
+        deliver(snapshot_message(self.log.sequence, begin, num_ids, self.cache.reported_blocks(begin, end), end))
         return None if end == num_ids else end

@@ -84,8 +84,10 @@ class PrefixAwarePair:
         num_all, num_hashed = len(token_ids) // self._hasher.block_size, self._index.stride
         while True:
             found = self._index.find(self._hash_beginning(request, token_ids, num_hashed))
-            # An engine that has any block has those before it: where the longest prefix ends, hash no more.
-            if num_hashed >= num_all or found.longest + self._index.stride <= num_hashed:
+            # An engine that has any block has those before it: where the longest prefix ends, hash no more. With
+            # recurrent states a prefix may be longer than what is known of it.
+            is_longest = not self._index.has_states and found.longest + self._index.stride <= num_hashed
+            if num_hashed >= num_all or is_longest:
                 break
             num_hashed *= _GROWTH
         return found.times(self._hasher.block_size)

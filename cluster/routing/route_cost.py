@@ -282,9 +282,9 @@ def exposed_transfer_s(facts: RequestFacts, prompt: PromptCost, decode: DecodeCo
 
 
 def fetch_s(work: EngineWork, source: EngineWork, num_tokens: int) -> float:
-    """Return the seconds in which an engine gets so many tokens' KV from another engine."""
+    """Return the seconds in which an engine gets so many tokens' KV, and the state after them, from another engine."""
     link = source.link_to(work.key[0])
-    num_bytes = link.num_queued_bytes + num_tokens * source.kv_bytes_per_token
+    num_bytes = link.num_queued_bytes + num_tokens * source.kv_bytes_per_token + _state_bytes(source)
     return link.round_trip_s + num_bytes / link.bytes_per_s
 
 

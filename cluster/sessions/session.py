@@ -311,7 +311,8 @@ class EngineSession:
             self._streams.pop(request_id).end()
 
     def _ask_for_blocks(self, stats: SchedulerStats) -> None:
-        if self._blocks is not None and self._blocks.on_size(stats.num_blocks, stats.block_size):
+        has_states = stats.load_report is not None and stats.load_report.num_state_blocks > 0
+        if self._blocks is not None and self._blocks.on_size(stats.num_blocks, stats.block_size, has_states=has_states):
             self._is_watch_due = True
             self._has_outgoing.set()
 

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from actors.core.blocks.kv_events import KVEventLog
 from actors.core.requests.block_hash import BlockHash
 from actors.errors import IntegrityError
 
@@ -38,6 +37,19 @@ class KVCacheBlock:
     ref_cnt: int = 0
     block_hash: BlockHash | None = None
     position: int = 0
+
+
+class CacheEvents(Protocol):
+    """Notes what enters and leaves the cache; a KVEventLog is one."""
+
+    def store(self, block_hashes: Sequence[BlockHash], first_block: int) -> None:
+        """Note that consecutive blocks entered the cache. first_block: position of the first one in its prefix"""
+
+    def remove(self, block_hash: BlockHash) -> None:
+        """Note that a block left the cache."""
+
+    def clear(self) -> None:
+        """Note that all blocks left the cache."""
 
 
 class CacheObserver(Protocol):
@@ -57,9 +69,9 @@ class BlockPool:
     """All blocks of one engine's KV cache. Every operation costs O(1) per block that it names."""
 
     def __init__(
-        self, num_blocks: int, events: KVEventLog | None = None, observer: CacheObserver | None = None
+        self, num_blocks: int, events: CacheEvents | None = None, observer: CacheObserver | None = None
     ) -> None:
-        """events: the log in which the pool notes what enters and leaves the cache."""
+        """events: where the pool notes what enters and leaves the cache"""
         self._events = events
         self._observer = observer
         self.blocks = tuple(KVCacheBlock(block_id) for block_id in range(num_blocks))

@@ -24,11 +24,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from actors.config import CacheConfig
-from actors.core.blocks.block_pool import BlockPool, CacheObserver, KVCacheBlock, count_common_blocks
+from actors.core.blocks.block_pool import BlockPool, CacheEvents, CacheObserver, KVCacheBlock, count_common_blocks
 from actors.core.blocks.fenced_blocks import FencedBlocks
 from actors.core.blocks.kv_events import KVEventLog
 from actors.core.blocks.pinned_blocks import PinnedBlocks
 from actors.core.blocks.prompt_tails import PartialHit, PromptTails
+from actors.core.blocks.snapshot_events import SnapshotEvents
 from actors.core.blocks.state_slots import StateSlots
 from actors.core.blocks.state_snapshots import StateSnapshots
 from actors.core.outputs.scheduler_output import BlockCopy
@@ -53,12 +54,16 @@ class KVCacheManager:
     ) -> None:
         """num_state_blocks: blocks of a request's slot
 
-        With slots, neither events nor the observer hear of cached blocks: nobody else has the states that go with them.
+        With slots, the observer hears of no cached blocks: no store has the states that go with them. The events are
+        those of snapshots.
         """
+        self._snapshot_events: SnapshotEvents | None = None
+        pool_events: CacheEvents | None = events
         if num_state_blocks:
-            events = observer = None
+            pool_events = self._snapshot_events = None if events is None else SnapshotEvents(events)
+            observer = None
         self.block_size = block_size
-        self.block_pool = BlockPool(num_blocks, events, observer)
+        self.block_pool = BlockPool(num_blocks, pool_events, observer)
         self._observer = observer
         self.prefix_cache_stats = PrefixCacheStats()
         self.states = StateSlots(num_state_blocks)
@@ -264,7 +269,7 @@ class KVCacheManager:
         # Otherwise the state is that of another token, or a step under way still changes it.
         if num_final_blocks and request.num_computed_tokens == num_final_blocks * self.block_size:
             slot = self.states.get_blocks(request.request_id)
-            self.snapshots.leave(slot, request.block_hashes[num_final_blocks - 1])
+            self.snapshots.leave(slot, request.block_hashes[num_final_blocks - 1], num_final_blocks - 1)
         return len(self.get_computed_blocks(request)) * self.block_size
 
     def grow(self, request_id: str) -> int:
@@ -321,6 +326,11 @@ class KVCacheManager:
             self.snapshots.forget_request(request.request_id)
         if blocks:
             self._fenced.free(blocks)
+
+    def reported_blocks(self, begin: int, end: int) -> list[KVCacheBlock]:
+        """Return, of the blocks with the ids begin to end - 1, those of which the events say that they are cached."""
+        blocks = self.block_pool.cached_blocks(begin, end)
+        return blocks if self._snapshot_events is None else self._snapshot_events.reported(blocks)
 
     def get_block_ids(self, request_id: str) -> list[int]:
         """Return the ids of the request's blocks, in the order of its tokens; empty if it holds none."""

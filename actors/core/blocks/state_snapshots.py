@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from actors.core.blocks.block_pool import BlockPool, KVCacheBlock
-from actors.core.requests.block_hash import BlockHash
+from actors.core.requests.block_hash import HASH_SIZE_BYTES, BlockHash
 from actors.core.requests.request import Request
 from actors.errors import IntegrityError
 
@@ -115,16 +115,16 @@ class StateSnapshots:
         if self.find(block_hash) or self._pool.num_free_blocks < self._num_blocks + num_spare_blocks:
             return []
         blocks = self._pool.get_free_blocks(self._num_blocks)
-        self._name_blocks(blocks, block_hash)
+        self._name_blocks(blocks, block_hash, num_tokens // self._block_size - 1)
         return blocks
 
-    def leave(self, slot: Sequence[KVCacheBlock], block_hash: BlockHash) -> None:
+    def leave(self, slot: Sequence[KVCacheBlock], block_hash: BlockHash, position: int) -> None:
         """Make a slot a snapshot, unless there is one already. The caller frees the slot, which nobody writes any more.
 
-        block_hash: of the block at whose end the state in the slot is
+        block_hash, position: of the block at whose end the state in the slot is; position: in blocks from 0
         """
         if not self.find(block_hash):
-            self._name_blocks(slot, block_hash)
+            self._name_blocks(slot, block_hash, position)
 
     def names_after(self, block_hash: BlockHash) -> list[BlockHash]:
         """Return the names of the blocks of the snapshot that is, or would be, after the block of this hash."""
@@ -134,14 +134,26 @@ class StateSnapshots:
         """Expect no more snapshots of a request that has no slot any more."""
         self._due.pop(request_id, None)
 
-    def _name_blocks(self, blocks: Sequence[KVCacheBlock], block_hash: BlockHash) -> None:
+    def _name_blocks(self, blocks: Sequence[KVCacheBlock], block_hash: BlockHash, position: int) -> None:
         names = self.names_after(block_hash)
         # What is left of an older snapshot may differ in its last bits, since other chunks led to it.
         for name in names:
             self._pool.forget(self._pool.find_longest_prefix([name], 1))
-        self._pool.cache_full_blocks(blocks, names)
+        self._pool.cache_full_blocks(blocks, names, position)
 
 
 def _name(block_hash: BlockHash, place: int) -> BlockHash:
     """Return the name of one block of a snapshot, which no block of tokens has, since their names are shorter."""
     return block_hash + place.to_bytes(_PLACE_SIZE_BYTES, "little")
+
+
+def end_of_snapshot(name: BlockHash, place: int | None = None) -> BlockHash | None:
+    """Return the hash of the block after which the snapshot was taken to which a block of this name belongs.
+
+    place: in the snapshot, if only that block's name counts
+    Returns None for the name of a block of tokens, or of another place.
+    """
+    end = name[:HASH_SIZE_BYTES]
+    if name == end or (place is not None and name != _name(end, place)):
+        return None
+    return end

@@ -23,7 +23,7 @@ from actors.core.requests.multimodal import MultiModalFeature
 BlockHash: TypeAlias = bytes
 """16 bytes."""
 
-_HASH_SIZE_BYTES: Final = 16
+HASH_SIZE_BYTES: Final = 16
 _KEY_SIZE_BYTES: Final = 32
 _ROOT: Final = b"raypd/block-hash/2"
 
@@ -78,7 +78,7 @@ class BlockHasher:
         self.block_size = block_size
         self._key = key
         # Copying a keyed hash object costs half as much as making one.
-        self._begin = blake2b(digest_size=_HASH_SIZE_BYTES, key=key.value)
+        self._begin = blake2b(digest_size=HASH_SIZE_BYTES, key=key.value)
         self._cut = Struct(f"{block_size * calcsize('i')}s").iter_unpack
 
     def extend(self, block_hashes: list[BlockHash], token_ids: Sequence[int], keys: ExtraKeys) -> None:

@@ -77,13 +77,14 @@ class EngineBlocks:
         self._stride = 1
         """The index's stride when the newest snapshot began."""
 
-    def on_size(self, num_blocks: int, block_size: int) -> bool:
+    def on_size(self, num_blocks: int, block_size: int, *, has_states: bool = False) -> bool:
         """Note an engine's number of blocks and their size, and go on with what is due.
 
+        has_states: whether the engine's model keeps recurrent states
         Returns whether the engine is to be asked for a snapshot now. Called with each of the engine's statistics.
         """
         if num_blocks and not self._max_claims:
-            self._index.note_engine(self._engine, num_blocks)
+            self._index.note_engine(self._engine, num_blocks, has_states=has_states)
             self._max_claims = min(num_blocks, MAX_ENGINE_BLOCKS) * 5 // 4 + _EXTRA_BLOCKS
             self._is_wanting = block_size == self._block_size
         self._index.tidy()

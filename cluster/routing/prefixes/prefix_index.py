@@ -7,6 +7,10 @@ reported the blocks; guesses about other engines stay. So for an engine that rep
 period; for the others it is a guess. In both cases an engine that has less than the index says computes the rest. Each
 incarnation of an engine is an engine of its own to the index.
 
+Of an engine whose model keeps recurrent states, the index knows the blocks after which a state is kept, as the engine
+reports them (actors/core/blocks/snapshot_events.py). Such an engine has a prefix up to the last of these blocks. There
+are few of them, so all are kept, and nothing is guessed.
+
 Memory: the index never takes more than max_bytes. It keeps as many blocks as the known engines have together, and a
 quarter more, and forgets those that were added least recently. If that many do not fit, it keeps every stride-th block
 of a prefix (the blocks stride - 1, 2 * stride - 1, … from 0), where stride is a power of two. An answer is then a
@@ -114,6 +118,8 @@ class PrefixIndex:
         """The bit of each engine in holder sets."""
         self._names: dict[int, EngineKey] = {}
         """The engine of each bit that find() looks at, by the bit's position."""
+        self._with_states: set[EngineKey] = set()
+        """The engines that have a prefix up to a block that they report, whether or not they report those before it."""
         self._gone: dict[EngineKey, None] = {}
         """Engines that have left lately: a request that ends there brings no engine back."""
         self._snapshots: dict[EngineKey, int] = {}
@@ -138,9 +144,16 @@ class PrefixIndex:
         size_bytes = shard_bytes + self._sets.size_bytes + self._guess_bytes
         return PrefixIndexSize(num_blocks, size_bytes, self._max_bytes, self.stride)
 
-    def note_engine(self, engine: EngineKey, num_blocks: int) -> None:
-        """Note how many blocks an engine has, so that the index is large enough."""
+    @property
+    def has_states(self) -> bool:
+        """Whether engines keep recurrent states, so that a prefix may be known whose beginning is not."""
+        return bool(self._with_states)
+
+    def note_engine(self, engine: EngineKey, num_blocks: int, *, has_states: bool = False) -> None:
+        """Note how many blocks an engine has, so that the index is large enough, and whether it keeps states."""
         self._gone.pop(engine, None)
+        if has_states:
+            self._with_states.add(engine)
         num_blocks = min(num_blocks, MAX_ENGINE_BLOCKS)
         if self._engines.get(engine) != num_blocks:
             self._engines[engine] = num_blocks
@@ -149,6 +162,7 @@ class PrefixIndex:
     def forget_engine(self, engine: EngineKey) -> None:
         """Forget what an engine has, because it has left. Its blocks are removed in slices by later calls."""
         self._gone[engine] = None
+        self._with_states.discard(engine)
         if len(self._gone) > _MAX_GONE:
             del self._gone[next(iter(self._gone))]
         for bits in (self._slots.pop(engine, 0), self._snapshots.pop(engine, 0)):
@@ -161,7 +175,8 @@ class PrefixIndex:
         self.tidy()
         slots = 0
         for engine in engines:
-            slots |= self._slot_of(engine) | self._snapshots.get(engine, 0)
+            if engine not in self._with_states:
+                slots |= self._slot_of(engine) | self._snapshots.get(engine, 0)
         keys = _keys_of(block_hashes[self.stride - 1 :: self.stride])
         if not slots or not len(keys):
             return
@@ -181,7 +196,8 @@ class PrefixIndex:
 
     def store(self, engine: EngineKey, keys: BlockKeys, positions: npt.NDArray[np.uint32]) -> None:
         """Note that an engine has reported these blocks. positions: of each in its prefix, in blocks from 0"""
-        keys = keys[(positions.astype(np.uint64) + np.uint64(1)) % np.uint64(self.stride) == 0]
+        if engine not in self._with_states:
+            keys = keys[(positions.astype(np.uint64) + np.uint64(1)) % np.uint64(self.stride) == 0]
         slot = self._written_slot(engine)
 
         def change(holders: HolderSet | None) -> HolderSet | None:
@@ -214,13 +230,30 @@ class PrefixIndex:
 
     def find(self, block_hashes: Sequence[BlockHash]) -> CachedPrefix:
         """Return how many of these blocks, from the first one on, each engine has, without engines that have none."""
-        levels = [(num_blocks, slots) for num_blocks, slots in self._find(block_hashes) if slots]
+        with_states = 0
+        for engine in self._with_states:
+            with_states |= self._slots.get(engine, 0)
+        levels = [(num_blocks, slots) for num_blocks, slots in self._find(block_hashes, ~with_states) if slots]
+        if with_states:
+            levels = sorted([*levels, *self._find_last(block_hashes, with_states)])
         return CachedPrefix(levels, self._slots, self._names)
 
-    def _find(self, block_hashes: Sequence[BlockHash]) -> Iterator[tuple[int, int]]:
-        """Yield numbers of blocks, and the bits of the engines that have so many and no more."""
+    def _find_last(self, block_hashes: Sequence[BlockHash], slots: int) -> Iterator[tuple[int, int]]:
+        """Yield numbers of blocks, and the bits, of those given, of the engines that have a state after so many."""
+        left, keys = slots & self._live, _keys_of(block_hashes).tolist()
+        for num_blocks in range(len(keys), 0, -1):
+            if not left:
+                return
+            key = keys[num_blocks - 1]
+            holders = self._shards[key % len(self._shards)].get(key)
+            if holders is not None and (found := left & holders.engines):
+                left &= ~found
+                yield num_blocks, found
+
+    def _find(self, block_hashes: Sequence[BlockHash], slots: int) -> Iterator[tuple[int, int]]:
+        """Yield numbers of blocks, and the bits, of those given, of the engines that have so many and no more."""
         shards, num_shards, stride = self._shards, len(self._shards), self.stride
-        left, last, num_found = self._live, None, 0
+        left, last, num_found = self._live & slots, None, 0
         for key in _keys_of(block_hashes[stride - 1 :: stride]).tolist():
             holders = shards[key % num_shards].get(key)
             if holders is not last or holders is None:

@@ -196,10 +196,10 @@ class RecordedPrefixIndex(PrefixIndex):
         self._recorder = recorder
         self.number = number
 
-    def note_engine(self, engine: EngineKey, num_blocks: int) -> None:
+    def note_engine(self, engine: EngineKey, num_blocks: int, *, has_states: bool = False) -> None:
         """Note how many blocks an engine has; see PrefixIndex."""
-        super().note_engine(engine, num_blocks)
-        self._note(IndexCall.NOTE_ENGINE, engine, num_blocks=num_blocks)
+        super().note_engine(engine, num_blocks, has_states=has_states)
+        self._note(IndexCall.NOTE_ENGINE, engine, num_blocks=num_blocks, has_states=has_states)
 
     def forget_engine(self, engine: EngineKey) -> None:
         """Forget what an engine has; see PrefixIndex."""
@@ -236,9 +236,16 @@ class RecordedPrefixIndex(PrefixIndex):
         return is_left
 
     def _note(
-        self, call: IndexCall, engine: EngineKey, *, num_blocks: int = 0, keys: bytes = b"", positions: bytes = b""
+        self,
+        call: IndexCall,
+        engine: EngineKey,
+        *,
+        num_blocks: int = 0,
+        keys: bytes = b"",
+        positions: bytes = b"",
+        has_states: bool = False,
     ) -> None:
-        self._recorder.note(IndexTold(self.number, call, engine, num_blocks, keys, positions, ()))
+        self._recorder.note(IndexTold(self.number, call, engine, num_blocks, keys, positions, (), has_states))
 
 
 class RecordedRouter:

@@ -101,7 +101,10 @@ class IndexCall(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class IndexTold:
-    """A prefix index was told of an engine's blocks. keys: uint64; positions: uint32, both little-endian"""
+    """A prefix index was told of an engine's blocks. keys: uint64; positions: uint32, both little-endian
+
+    has_states: see PrefixIndex.note_engine
+    """
 
     index: Count
     call: IndexCall
@@ -110,6 +113,7 @@ class IndexTold:
     keys: Bulk
     positions: Bulk
     clock_s: Clocks
+    has_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class _ReplayedRouting:
         keys = np.frombuffer(told.keys, "<u8")
         match call:
             case IndexCall.NOTE_ENGINE:
-                index.note_engine(told.engine, told.num_blocks)
+                index.note_engine(told.engine, told.num_blocks, has_states=told.has_states)
             case IndexCall.FORGET_ENGINE:
                 index.forget_engine(told.engine)
             case IndexCall.STORE:

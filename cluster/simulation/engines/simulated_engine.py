@@ -212,7 +212,7 @@ class SimulatedEngine:
         self._advance()
         assert self.scheduler.kv_events is not None, "the cache's events are recorded"
         parts: list[CachedBlocks] = []
-        reports = BlockReports(self.scheduler.kv_events, self.scheduler.kv_cache_manager.block_pool, lambda _: None)
+        reports = BlockReports(self.scheduler.kv_events, self.scheduler.kv_cache_manager, lambda _: None)
         begin: int | None = 0
         while begin is not None:
             begin = reports.send_part(begin, parts.append)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 
 from actors.core.requests.adapter import Adapter
@@ -99,6 +100,21 @@ def test_the_answer_of_a_chat_is_fetched_from_the_engine_that_gave_it() -> None:
     next_turn = _send(router, _request([*PROMPT, *answer, 1, 2, 3]), [P0, D0])
     # 20 + 12 tokens, of which the last one was never computed from: 7 whole blocks.
     assert next_turn.prefix_source == PrefixSource(D0.descriptor.kv_address, 28)
+
+
+def test_the_state_is_fetched_from_where_it_is_known_to_be() -> None:
+    index = PrefixIndex()
+    router = PrefixAwarePair(BLOCK_SIZE, index, hash_key=PUBLIC_KEY)
+    for engine in (P0, D0):
+        index.note_engine(engine.descriptor.key, 1000, has_states=True)
+    request = _request(PROMPT)
+    assert _send(router, request, [P0, D0]).prefix_source is None
+    assert _send(router, _request(PROMPT), [P0, D0]).prefix_source is None, "what was sent there is no hint"
+    hashes = BlockHasher(BLOCK_SIZE, PUBLIC_KEY)
+    known: list[bytes] = []
+    hashes.extend(known, PROMPT, ExtraKeys())
+    index.store(D0.descriptor.key, np.frombuffer(known[3][:8], "<u8"), np.array([3], dtype=np.uint32))
+    assert _send(router, _request(PROMPT), [P0, D0]).prefix_source == PrefixSource(D0.descriptor.kv_address, 16)
 
 
 def test_an_engine_that_does_both_fetches_from_another() -> None:

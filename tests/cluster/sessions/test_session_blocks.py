@@ -11,7 +11,7 @@ import pytest
 
 from actors.core.blocks.block_pool import BlockPool
 from actors.core.blocks.kv_events import KVEventLog
-from actors.core.outputs.scheduler_stats import SchedulerStats
+from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from actors.core.requests.request import EngineCoreRequest
 from actors.sessions import session_server
 from actors.sessions.block_messages import CachedBlocks, snapshot_message
@@ -33,7 +33,8 @@ _TIMEOUT_S = 60.0
 class CachingEngine:
     """An engine of which only the prefix cache exists. It sends snapshots in parts of 100 block ids."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, num_state_blocks: int = 0) -> None:
+        self.num_state_blocks = num_state_blocks
         self.log: KVEventLog | None = KVEventLog()
         self.pool = BlockPool(num_blocks, self.log)
         self.server: SessionServer
@@ -63,7 +64,8 @@ class CachingEngine:
         return None if end == self.pool.num_blocks else end
 
     def stats_for(self, client_index: int) -> SchedulerStats:
-        return SchedulerStats(num_blocks=self.pool.num_blocks, block_size=BLOCK_SIZE)
+        load = LoadReport(num_state_blocks=self.num_state_blocks)
+        return SchedulerStats(num_blocks=self.pool.num_blocks, block_size=BLOCK_SIZE, load_report=load)
 
     def find_mistake(self, request: EngineCoreRequest) -> str | None:
         raise NotImplementedError
@@ -117,6 +119,15 @@ async def following(engine: CachingEngine) -> AsyncIterator[Ingress]:
     finally:
         await ingress.pool.close()
         await grpc_server.stop(0)
+
+
+async def test_what_an_engine_with_states_reports_need_not_begin_with_the_first_block() -> None:
+    engine = CachingEngine(num_blocks=500, num_state_blocks=2)
+    end = engine.pool.get_free_blocks(1)
+    engine.pool.cache_full_blocks(end, hashes_of(0, 300)[299:], 299)
+    async with following(engine) as ingress:
+        await ingress.until(lambda: ingress.num_found(0, 300) == 300)
+        assert ingress.num_found(0, 299) == 0
 
 
 async def test_an_ingress_that_comes_later_knows_what_is_cached_and_follows_evictions() -> None:

@@ -64,6 +64,25 @@ def test_each_engine_has_a_prefix_up_to_its_first_gap() -> None:
     assert index.find([]) == {}
 
 
+def test_an_engine_with_states_has_a_prefix_up_to_its_last_state_and_nothing_is_guessed() -> None:
+    index = PrefixIndex(2**18)
+    index.note_engine(P0, 80, has_states=True)
+    index.note_engine(P1, 20_000)
+    assert index.has_states
+    assert index.stride > 1, "which would leave out the blocks where states are"
+    snapshot(index, P0, [])
+    index.add([P0, P1], HASHES[:4])
+    index.store(P0, keys([HASHES[2], HASHES[6]]), np.array([2, 6], dtype=np.uint32))
+    found = index.find(HASHES)
+    assert (found.length_of(P0), found.longest) == (7, 7)
+    assert index.find(HASHES[:6]).length_of(P0) == 3
+    assert next(found.longest_first()) == (P0, 7)
+    index.discard(P0, keys([HASHES[6]]))
+    assert index.find(HASHES).length_of(P0) == 3
+    index.forget_engine(P0)
+    assert (index.find(HASHES).length_of(P0), index.has_states) == (0, False)
+
+
 def test_the_next_incarnation_of_an_engine_has_nothing() -> None:
     index = PrefixIndex()
     index.add([P0], HASHES)
