@@ -116,6 +116,10 @@ class PromptImages:
                 return await asyncio.shield(task)
         except TimeoutError as error:
             raise ImagesUnavailable("too many images wait for processing") from error
+        finally:
+            # The task keeps its error, whose traceback refers to this frame. If the frame also referred to the task,
+            # the image's bytes would stay in memory until the next collection.
+            del task
 
     async def _process_and_keep(self, name: str, data: bytes) -> ProcessedImage:
         try:

@@ -17,6 +17,7 @@ from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import Usage
+from cluster.requests.all_together import all_together
 from cluster.requests.model_versions import EnginesOfVersion, ModelVersion
 from cluster.requests.recovery import Recovery
 from cluster.requests.recovery_decisions import RecoveryPolicy
@@ -63,12 +64,7 @@ async def compute_vectors(
             await turns.next()
             return await _vector_of(prompt, Recovery(router, engines, prompt, deadline_s, policy))
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(compute(prompt)) for prompt in prompts]
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    vectors = [task.result() for task in tasks]
+    vectors = await all_together(compute(prompt) for prompt in prompts)
     num_prompt_tokens = sum(vector.num_prompt_tokens for vector in vectors)
     usage = Usage(num_prompt_tokens, 0, sum(vector.num_cached_tokens for vector in vectors))
     return Vectors([vector.values for vector in vectors], usage, engines.model)

@@ -95,8 +95,12 @@ class AdapterDirectory:
             look = asyncio.to_thread(_look_for, name, config, self._found.get(name))
             looking = self._looking[name] = asyncio.create_task(look)
             looking.add_done_callback(lambda look: self._end_look(name, look))
-        # A cancelled request must not cancel the task, because other requests may wait for it.
-        return await asyncio.shield(looking)
+        try:
+            # A cancelled request must not cancel the task, because other requests may wait for it.
+            return await asyncio.shield(looking)
+        finally:
+            # The task keeps its error, whose traceback refers to this frame: that would be a cycle.
+            del looking
 
     def _end_look(self, name: str, look: asyncio.Task[_Found | None]) -> None:
         del self._looking[name]

@@ -31,25 +31,33 @@ _HEADERS: Final = (
 )
 
 
-class _ClientHasLeft(Exception):
-    pass
-
-
 async def unless_client_leaves(receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work, and cancel it when the client hangs up. The request's body has to be received already."""
+    """Do the work, and cancel it when the client hangs up. The request's body has to be received already.
+
+    A client that leaves leaves nothing to the garbage collector, as an asyncio.TaskGroup would: the error of a group
+    refers to itself, and to the frames of the work, which have the prompt.
+    """
+    working, has_left = asyncio.current_task(), False
+    assert working is not None, "requests are worked on in tasks"
 
     async def watch() -> None:
+        nonlocal has_left
         while (await receive())["type"] != "http.disconnect":
             pass
-        raise _ClientHasLeft
+        has_left = True
+        working.cancel()
 
+    watching = asyncio.create_task(watch())
     try:
-        async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(watch())
-            await work()
-            watching.cancel()
-    except* _ClientHasLeft:
+        await work()
+    except asyncio.CancelledError:
+        if not has_left or working.cancelling() > 1:
+            raise
         logger.debug("a client has left")
+    finally:
+        watching.cancel()
+        if has_left:
+            working.uncancel()
 
 
 async def events_of(

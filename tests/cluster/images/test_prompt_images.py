@@ -5,9 +5,13 @@ Tests of cluster/images/image_support.py, cluster/images/sources.py, actors/proc
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
+import gc
 import io
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -166,6 +170,24 @@ async def test_bad_images_are_refused(image: bytes, words: str, qwen: InputProce
     assert words in message
     assert "images[1]" in message
     assert "images[0]" not in message
+
+
+async def test_the_bytes_of_a_refused_image_are_freed_without_a_collection(qwen: InputProcessor) -> None:
+    """An ingress collects seldom, and clients can send images of 8 MiB as fast as they are refused."""
+    image = bytes(10_000)
+
+    async def send() -> None:
+        with contextlib.suppress(InvalidRequest):
+            await qwen.process(text(MARKER, image))
+        await asyncio.sleep(0)
+
+    gc.disable()
+    try:
+        num_references = sys.getrefcount(image)
+        await send()
+        assert sys.getrefcount(image) == num_references
+    finally:
+        gc.enable()
 
 
 async def test_what_does_not_fit_together_is_refused(qwen: InputProcessor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +23,9 @@ from cluster.api.http.responses import (
     ScoreList,
     TextDocument,
 )
-from cluster.errors import ClusterError, FieldViolation, InvalidRequest
+from cluster.errors import FieldViolation, InvalidRequest
 from cluster.parameters.generation import TextPrompt
+from cluster.requests.all_together import all_together
 from cluster.requests.serving import Serving
 from cluster.vectors.vector_requests import ClassifyRequest, ClassifyResult, ScoreRequest, ScoreResult
 
@@ -69,16 +69,10 @@ class Comparison:
         if len(self.queries) == 1:
             result = await serving.score(self.each)
             return result.scores, _usage(result.usage.num_prompt_tokens)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                pairs = [
-                    tasks.create_task(self._score_pair(serving, index, *pair))
-                    for index, pair in enumerate(zip(self.queries, self.documents, strict=True))
-                ]
-        except* ClusterError as errors:
-            failed = next(error for error in errors.exceptions if isinstance(error, ClusterError))
-            raise failed from None
-        results = [pair.result() for pair in pairs]
+        results = await all_together(
+            self._score_pair(serving, index, *pair)
+            for index, pair in enumerate(zip(self.queries, self.documents, strict=True))
+        )
         num_tokens = sum(result.usage.num_prompt_tokens for result in results)
         return [result.scores[0] for result in results], _usage(num_tokens)
 
