@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.observability.routing_figures import NOTHING_ROUTED, RoutingSummary
 from cluster.planning.plan_record import PlanRecord
@@ -79,8 +81,7 @@ class IngressView:
     request_trace: RequestTraceView | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(msgspec.Struct, frozen=True, gc=False):
     """A request in flight.
 
     request_id:     unique among the requests in flight of its tenant

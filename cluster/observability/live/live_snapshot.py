@@ -21,11 +21,12 @@ from cluster.observability.stories.make_story import make_story
 from cluster.planning.plan_record import PlanRecord
 from cluster.routing.request_record import RequestRecord
 
-MAX_STORIES: Final = 128
+MAX_STORIES: Final = 256
 """The most stories of one snapshot, and of the first one MAX_KEPT_STORIES."""
 MAX_KEPT_STORIES: Final = 600
-MAX_STORY_BYTES: Final = 256 * 1024
-"""The most bytes of the stories of one snapshot; of the first one four times as many."""
+MAX_STORY_BYTES: Final = 512 * 1024
+"""The most bytes of the stories of one snapshot; of the first one twice as many."""
+MAX_KEPT_STORY_BYTES: Final = 2 * MAX_STORY_BYTES
 _MAX_RECORDS: Final = 2000
 _MAX_ENGINES: Final = 128
 _MAX_LINKS: Final = 256
@@ -41,20 +42,6 @@ class RecordFeed(Protocol):
     def since(self, number: int, most: int) -> tuple[int, list[RequestRecord]]:
         """Return the newest records after an earlier call's number, oldest first, and the number for the next call."""
         ...
-
-
-class LiveRequest(msgspec.Struct, frozen=True):
-    """A request in flight. arrived_at_s: Unix time"""
-
-    request_id: str
-    tenant: str
-    arrived_at_s: float
-    phase: str
-    prefill_engine: str
-    decode_engine: str
-    num_prompt_tokens: int
-    num_output_tokens: int
-    attempt: int
 
 
 class LiveDecision(msgspec.Struct, frozen=True):
@@ -103,7 +90,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     figures: RecentFigures
     engines: Sequence[LiveEngine]
     links: Sequence[LiveLink]
-    in_flight: Sequence[LiveRequest]
+    in_flight: Sequence[RequestView]
     stories: Sequence[msgspec.Raw]
     decisions: Sequence[LiveDecision]
     plan: LivePlan | None
@@ -145,7 +132,7 @@ class SnapshotMaker:
     def first(self) -> bytes:
         """Return the newest snapshot with the stories of the last minute, as JSON, for a viewer that has just come."""
         assert self._newest is not None, "make() comes first"
-        stories, num_left_out = _within([raw for _, raw in self._kept], 4 * MAX_STORY_BYTES)
+        stories, num_left_out = _within([raw for _, raw in self._kept], MAX_KEPT_STORY_BYTES)
         whole = msgspec.structs.replace(self._newest, is_first=True, stories=stories, num_stories_left_out=num_left_out)
         return _ENCODER.encode(whole)
 
@@ -181,7 +168,7 @@ class SnapshotMaker:
             figures=self._recent.figures(view.now_s),
             engines=engines,
             links=[msgspec.structs.replace(link, last_error=link.last_error[:_MAX_TEXT]) for link in links],
-            in_flight=[_request(request) for request in in_flight],
+            in_flight=in_flight,
             stories=stories,
             decisions=[LiveDecision(one.at_s, one.text[:_MAX_TEXT]) for one in controller.decisions[-_MAX_DECISIONS:]],
             plan=None if controller.plan is None else _plan(controller.plan),
@@ -203,7 +190,7 @@ def _told(records: Sequence[RequestRecord]) -> list[tuple[float, msgspec.Raw]]:
     for record in reversed(records):
         story = make_story(record).to_json()
         size_bytes += len(story)
-        if size_bytes > 4 * MAX_STORY_BYTES:
+        if size_bytes > MAX_KEPT_STORY_BYTES:
             break
         told.appendleft((_ended_s(record), msgspec.Raw(story)))
     return list(told)
@@ -232,20 +219,6 @@ def _short_engine(engine: LiveEngine) -> LiveEngine:
 
 def _bottleneck(found: Bottleneck) -> LiveBottleneck:
     return LiveBottleneck(found.kind.value, found.num_requests, found.where, found.text)
-
-
-def _request(request: RequestView) -> LiveRequest:
-    return LiveRequest(
-        request.request_id,
-        request.tenant,
-        request.arrived_at_s,
-        request.phase,
-        request.prefill_engine,
-        request.decode_engine,
-        request.num_prompt_tokens,
-        request.num_output_tokens,
-        request.attempt,
-    )
 
 
 def _plan(plan: PlanRecord) -> LivePlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from typing import Final
 
@@ -31,32 +32,61 @@ class RecentFigures(msgspec.Struct, frozen=True):
     ttft_p99_s: float | None = None
 
 
+class _Ended(msgspec.Struct, frozen=True, gc=False):
+    """A request that has ended. ended_s: Unix time"""
+
+    ended_s: float
+    num_tokens: int
+    has_failed: bool
+    ttft_s: float | None
+
+
 class RecentRequests:
-    """The requests that have ended within the last minute; of very many the newest ones."""
+    """The requests that have ended within the last minute; of very many the newest ones.
+
+    Invariant: the sums and the sorted times are those of the requests in _ended, so that figures cost the same however
+    many requests there are.
+    """
 
     def __init__(self, now_s: float) -> None:
         """Begin without requests. now_s: Unix time"""
-        self._ended: deque[tuple[float, int, bool, float | None]] = deque(maxlen=_MAX_REQUESTS)
+        self._ended: deque[_Ended] = deque()
+        self._num_tokens = self._num_failed = 0
+        self._ttfts_s: list[float] = []
+        """In ascending order."""
         self._began_s = now_s - WINDOW_S
 
     def add(self, record: RequestRecord) -> None:
         """Take a request that has ended."""
-        ended_s = record.arrived_at_s + (record.duration_s or 0.0)
         has_failed = record.outcome not in _GOOD_ENDS
-        self._ended.append((ended_s, record.num_output_tokens, has_failed, record.ttft_s))
+        ended_s = record.arrived_at_s + (record.duration_s or 0.0)
+        self._ended.append(_Ended(ended_s, record.num_output_tokens, has_failed, record.ttft_s))
+        self._num_tokens += record.num_output_tokens
+        self._num_failed += has_failed
+        if record.ttft_s is not None:
+            bisect.insort(self._ttfts_s, record.ttft_s)
+        if len(self._ended) > _MAX_REQUESTS:
+            self._forget_oldest()
 
     def figures(self, now_s: float) -> RecentFigures:
         """Return the figures. now_s: Unix time"""
-        while self._ended and self._ended[0][0] < now_s - WINDOW_S:
-            self._ended.popleft()
+        while self._ended and self._ended[0].ended_s < now_s - WINDOW_S:
+            self._forget_oldest()
         window_s = min(WINDOW_S, max(1.0, now_s - self._began_s))
-        ttfts = sorted(ttft_s for _, _, _, ttft_s in self._ended if ttft_s is not None)
+        ttfts_s = self._ttfts_s
         return RecentFigures(
             window_s,
             len(self._ended),
             len(self._ended) / window_s,
-            sum(num_tokens for _, num_tokens, _, _ in self._ended) / window_s,
-            sum(has_failed for _, _, has_failed, _ in self._ended),
-            ttfts[len(ttfts) // 2] if ttfts else None,
-            ttfts[min(len(ttfts) - 1, len(ttfts) * 99 // 100)] if ttfts else None,
+            self._num_tokens / window_s,
+            self._num_failed,
+            ttfts_s[len(ttfts_s) // 2] if ttfts_s else None,
+            ttfts_s[min(len(ttfts_s) - 1, len(ttfts_s) * 99 // 100)] if ttfts_s else None,
         )
+
+    def _forget_oldest(self) -> None:
+        oldest = self._ended.popleft()
+        self._num_tokens -= oldest.num_tokens
+        self._num_failed -= oldest.has_failed
+        if oldest.ttft_s is not None:
+            del self._ttfts_s[bisect.bisect_left(self._ttfts_s, oldest.ttft_s)]

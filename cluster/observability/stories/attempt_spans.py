@@ -27,14 +27,14 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def attempt_spans(attempt: AttemptRecord, number: int, end_s: float | None) -> list[PhaseSpan]:
-    """Return the phases of an attempt in the order of their beginnings; none of them is empty.
+    """Return the phases of an attempt, those of each engine in order; none of them is empty.
 
     number: 1 for the first attempt
     end_s:  when the attempt ended, in seconds from the request's arrival; None if it goes on
     """
     spans = [*_prefill_engine(attempt, number, end_s), *_decode_engines(attempt, number, end_s)]
     clipped = (_clip(span, attempt.began_s, end_s) for span in spans)
-    return sorted((span for span in clipped if span is not None), key=lambda span: span.began_s)
+    return [span for span in clipped if span is not None]
 
 
 def _prefill_engine(attempt: AttemptRecord, number: int, end_s: float | None) -> Iterator[PhaseSpan]:
@@ -162,4 +162,6 @@ def _clip(span: PhaseSpan, began_s: float, end_s: float | None) -> PhaseSpan | N
         last_s = end_s if last_s is None else min(last_s, end_s)
     if last_s is not None and last_s <= first_s:
         return None
+    if first_s == span.began_s and last_s == span.ended_s:
+        return span
     return msgspec.structs.replace(span, began_s=first_s, ended_s=last_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator
 from typing import Final
 
@@ -12,16 +13,26 @@ from cluster.observability.stories.request_story import EventKind, Phase, PhaseS
 from cluster.routing.request_record import AttemptRecord, RequestRecord
 
 _GOOD_ENDS: Final = ("stop", "length")
+_BEGAN_S: Final = operator.attrgetter("began_s")
+_AT_S: Final = operator.attrgetter("at_s")
+# To read a member of an enum costs as much as to make a span.
+_PREEMPTED: Final = Phase.PREEMPTED
 
 
 def make_story(record: RequestRecord) -> RequestStory:
     """Return the story of a request, as far as its record goes. Pure."""
     duration_s = record.duration_s if record.duration_s is not None else record.in_flight_s or 0.0
-    spans = tuple(sorted(_spans(record), key=lambda span: span.began_s))
+    spans = tuple(sorted(_spans(record), key=_BEGAN_S))
     last = record.attempts[-1] if record.attempts else None
-    handoff = next((one.decode for one in reversed(record.attempts) if one.decode and one.decode.transfer_s), None)
-    reports = [times for one in record.attempts for times in (one.prefill, one.decode) if times is not None]
-    computing = next((one.computing for one in record.attempts if one.computing is not None), None)
+    handoff, computing, num_moves, num_preemptions = None, None, 0, 0
+    for one in record.attempts:
+        num_moves += len(one.moved_s)
+        if one.prefill is not None:
+            num_preemptions += one.prefill.num_preemptions
+        if (decode := one.decode) is not None:
+            num_preemptions += decode.num_preemptions
+            handoff = decode if decode.transfer_s else handoff
+        computing = one.computing if computing is None else computing
     terms = None if last is None or last.decision is None else last.decision.chosen
     return RequestStory(
         request_id=record.request_id,
@@ -41,13 +52,13 @@ def make_story(record: RequestRecord) -> RequestStory:
         num_output_tokens=record.num_output_tokens,
         num_cached_tokens=0 if computing is None else min(computing.num_cached_tokens, record.num_prompt_tokens),
         num_attempts=len(record.attempts) + record.num_attempts_left_out,
-        num_moves=sum(len(one.moved_s) for one in record.attempts),
-        num_preemptions=sum(times.num_preemptions for times in reports),
+        num_moves=num_moves,
+        num_preemptions=num_preemptions,
         num_transferred_bytes=0 if handoff is None else handoff.num_transferred_bytes,
         transfer_s=0.0 if handoff is None else handoff.transfer_s,
         exposed_transfer_s=0.0 if handoff is None else handoff.exposed_transfer_s,
         spans=spans,
-        events=tuple(sorted(_events(record, spans), key=lambda event: event.at_s)),
+        events=tuple(sorted(_events(record, spans), key=_AT_S)),
         cause=find_cause(record, spans, duration_s),
     )
 
@@ -76,7 +87,7 @@ def _events(record: RequestRecord, spans: tuple[PhaseSpan, ...]) -> Iterator[Sto
     if record.ttft_s is not None:
         yield StoryEvent(EventKind.FIRST_TOKEN, record.ttft_s, "", 0, "first token")
     for span in spans:
-        if span.phase is Phase.PREEMPTED:
+        if span.phase is _PREEMPTED:
             text = f"{span.engine_id} preempted the request: its KV cache had no free block"
             yield StoryEvent(EventKind.PREEMPTED, span.began_s, span.engine_id, span.attempt, text)
     for number, attempt in number_attempts(record):

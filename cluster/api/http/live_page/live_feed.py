@@ -1,6 +1,6 @@
 """The stream of snapshots for those who watch the live page.
 
-One task makes a snapshot twice a second while anybody watches, and none while nobody does. Each viewer has a short
+One task makes a snapshot once a second while anybody watches, and none while nobody does. Each viewer has a short
 queue of the same bytes. A viewer that reads too slowly misses snapshots, and sees by their numbers how many; it delays
 nobody.
 """
@@ -18,7 +18,7 @@ from cluster.observability.status import ClusterView
 
 logger = logging.getLogger(__name__)
 
-INTERVAL_S: Final = 0.5
+INTERVAL_S: Final = 1.0
 MAX_VIEWERS: Final = 16
 _MAX_QUEUED: Final = 4
 _RETRY_DELAY_S: Final = 5.0

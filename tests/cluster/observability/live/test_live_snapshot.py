@@ -11,6 +11,7 @@ from cluster.observability.live import live_snapshot
 from cluster.observability.live.live_snapshot import (
     MAX_IN_FLIGHT,
     MAX_KEPT_STORIES,
+    MAX_KEPT_STORY_BYTES,
     MAX_STORIES,
     MAX_STORY_BYTES,
     SnapshotMaker,
@@ -117,7 +118,7 @@ def test_a_snapshot_is_bounded_whatever_clients_and_engines_send() -> None:
     assert (len(shown["engines"]), shown["num_engines_left_out"]) == (128, 372)
     assert [one["request_id"] for one in shown["in_flight"][:2]] == ["r499", "r498"], "the oldest ones"
     assert shown["num_in_flight_left_out"] == 436
-    assert len(maker.first()) < 4 * MAX_STORY_BYTES + 128 * 1024
+    assert len(maker.first()) < MAX_KEPT_STORY_BYTES + 128 * 1024
 
 
 def test_no_more_stories_are_made_than_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,7 @@ def test_no_more_stories_are_made_than_can_be_sent(monkeypatch: pytest.MonkeyPat
     maker, feed = _maker()
     feed.records = [ended("x" * 20_000 + str(number)) for number in range(600)]
     shown = json.loads(maker.make(view()))
-    assert len(made) < 4 * MAX_STORY_BYTES / 20_000 + 1
+    assert len(made) < MAX_KEPT_STORY_BYTES / 20_000 + 1
     assert len(shown["stories"]) + shown["num_stories_left_out"] == 600
     assert shown["figures"]["num_requests"] == 600
 
