@@ -1,8 +1,9 @@
 """Records the requests of an ingress in its request trace, in a thread of its own.
 
 Theory: the event loop only appends to a bounded queue, which takes microseconds whatever the disk does. The thread
-takes requests from the queue, hashes their prompts and writes their lines. It wakes up a few times a second for all of
-them, since a thread that wakes for each takes the interpreter from the event loop each time. If the disk is slower than
+takes requests from the queue, hashes their prompts and writes their lines. It wakes up twice a second and writes the
+lines of all of them at once: each time that the thread wakes up or has written, it takes the interpreter from the event
+loop. If the disk is slower than
 the requests, the queue is full and further lines are dropped; if a write fails, its line is dropped. Dropped lines are
 counted, and their numbers are missing in the trace. Invariant: the queue has at most MAX_PENDING requests, and of more
 than one request at most MAX_PENDING_TOKENS prompt tokens.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -31,7 +33,9 @@ logger = logging.getLogger(__name__)
 MAX_PENDING: Final = 2048
 MAX_PENDING_TOKENS: Final = 1_000_000
 """A token of a list takes about 36 bytes."""
-_GATHER_S: Final = 0.25
+_MAX_BATCH: Final = 256
+"""The most lines of one write."""
+_GATHER_S: Final = 0.5
 """How long the thread lets requests gather before it writes their lines, unless half of the queue is full."""
 
 
@@ -113,8 +117,9 @@ class RequestTracer:
 
     def _run(self) -> None:
         while self._gather():
-            while (ended := self._take()) is not None:
-                self._write(ended)
+            while batch := self._take():
+                while batch:
+                    del batch[: self._write(batch)]
         self._parts.close()
 
     def _gather(self) -> bool:
@@ -127,33 +132,55 @@ class RequestTracer:
     def _is_half_full(self) -> bool:
         return 2 * len(self._pending) >= MAX_PENDING or 2 * self._num_pending_tokens >= MAX_PENDING_TOKENS
 
-    def _take(self) -> _Ended | None:
-        """Take the oldest request out of the queue; None if it is empty."""
+    def _take(self) -> list[_Ended]:
+        """Take the oldest requests out of the queue; none if it is empty."""
         with self._changed:
-            if not self._pending:
-                return None
-            ended = self._pending.popleft()
-            self._num_pending_tokens -= ended.num_tokens
-            return ended
+            batch = [self._pending.popleft() for _ in range(min(len(self._pending), _MAX_BATCH))]
+            self._num_pending_tokens -= sum(ended.num_tokens for ended in batch)
+            return batch
 
-    def _write(self, ended: _Ended) -> None:
+    def _write(self, batch: Sequence[_Ended]) -> int:
+        """Write the lines of the first requests, as many as the file takes; returns how many requests these are.
+
+        They are one write. Where it fails, each line is written alone, so that those are written that have room.
+        """
+        num_requests, made, lines = 0, list[_Ended](), list[bytes]()
         try:
-            hash_key = self._parts.ready()
-            arrival_s = ended.arrived_s - self._began_s
-            self._parts.append(encode_line(make_line(ended.number, ended.record, arrival_s, ended.request, hash_key)))
+            hash_key, room_bytes = self._parts.ready(), self._parts.room_bytes
+            for ended in batch:
+                if room_bytes <= 0:
+                    break
+                num_requests += 1
+                if line := self._line(ended, hash_key):
+                    room_bytes -= len(line)
+                    made.append(ended)
+                    lines.append(line)
+            self._parts.append(b"".join(lines))
         except OSError as error:
+            if len(made) > 1:
+                for ended in made:
+                    self._write([ended])
+                return num_requests
             self._fail(error.strerror or str(error))
+            return max(1, num_requests)
+        self._num_lines += len(lines)
+        if lines and self._error:
+            self._error = ""
+            logger.info("the request trace is written again", extra={"num_dropped": self._num_dropped})
+        return num_requests
+
+    def _line(self, ended: _Ended, hash_key: BlockHashKey | None) -> bytes:
+        """Return the line of a request; nothing if it cannot be made."""
+        try:
+            arrival_s = ended.arrived_s - self._began_s
+            return encode_line(make_line(ended.number, ended.record, arrival_s, ended.request, hash_key))
         except Exception:
             # Whatever is wrong with one request, the lines of the others are still written.
             logger.exception(
                 "a line of the request trace cannot be made", extra={"request_id": ended.record.request_id}
             )
             self._fail("a line cannot be made: see the log")
-        else:
-            self._num_lines += 1
-            if self._error:
-                self._error = ""
-                logger.info("the request trace is written again", extra={"num_dropped": self._num_dropped})
+            return b""
 
     def _fail(self, reason: str) -> None:
         with self._changed:

@@ -1,8 +1,8 @@
 """The files of one request trace: parts that follow one another, bounded in size and in number.
 
-Theory: at most one file is open. A line is in its file whole or not at all: where a write fails, what it has written is
-cut off again, and if even that fails, the file is given up and the next line begins another one. Files of an ingress,
-those of its earlier incarnations included, have names that sort by age, and only these names are ever removed.
+Theory: at most one file is open. Lines are in their file whole or not at all: where a write fails, what it has written
+is cut off again, and if even that fails, the file is given up and the next line begins another one. Files of an
+ingress, those of its earlier incarnations included, have names that sort by age, and only these names are ever removed.
 """
 
 from __future__ import annotations
@@ -60,6 +60,11 @@ class TraceParts:
         self._stem = f"requests-{ingress}-{begun:%Y%m%dT%H%M%S}"
         self._own_name = re.compile(rf"requests-{re.escape(ingress)}-\d{{8}}T\d{{6}}-\d{{6}}\.jsonl")
 
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes the open file takes before another part begins. The line that crosses it belongs here."""
+        return self._limits.max_file_bytes - self._size_bytes
+
     def ready(self) -> BlockHashKey | None:
         """Have a file open that takes another line; returns the key of the hashes in it, None if it has none."""
         if self._fd is not None and (self._size_bytes >= self._limits.max_file_bytes or _is_removed(self._fd)):
@@ -68,15 +73,15 @@ class TraceParts:
             self._open()
         return self._hash_key
 
-    def append(self, line: bytes) -> None:
-        """Write a line to the file that ready() has opened."""
+    def append(self, lines: bytes) -> None:
+        """Write lines to the file that ready() has opened: all of them, or none if an error is raised."""
         assert self._fd is not None, "ready() comes first"
         try:
-            _write_all(self._fd, line)
+            _write_all(self._fd, lines)
         except OSError:
             self._cut_off()
             raise
-        self._size_bytes += len(line)
+        self._size_bytes += len(lines)
 
     def close(self) -> None:
         """Close the file, if one is open."""

@@ -7,7 +7,9 @@ import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from actors.core.requests.block_hash import PUBLIC_KEY, BlockHashKey
@@ -27,25 +29,26 @@ from cluster.settings.request_recording import RequestTraceConfig
 from cluster.traces.request_trace import BlockHashes, TraceHeader
 from cluster.traces.trace_reader import open_trace
 
-FULL = OSError(errno.ENOSPC, "No space left on device")
 HEADER = TraceHeader(began_at_s=1.7e9, ingress="ingress-0", part=1)
 
 
 class Disk(TraceParts):
-    """A disk that writes when it is told to. errors: of the first lines"""
+    """A disk that writes when it is told to. refused: the requests for whose lines it is full, by their numbers"""
 
-    def __init__(self, folder: Path, errors: Sequence[Exception] = ()) -> None:
+    def __init__(self, folder: Path, refused: Sequence[int] = ()) -> None:
         super().__init__(folder, HEADER, TraceLimits(1 << 20, 4))
         self.may_write = threading.Event()
         self.waits = threading.Event()
-        self.errors = list(errors)
+        self.refused = refused
+        self.num_writes = 0
 
-    def append(self, line: bytes) -> None:
+    def append(self, lines: bytes) -> None:
         self.waits.set()
         assert self.may_write.wait(60)
-        if self.errors:
-            raise self.errors.pop(0)
-        super().append(line)
+        if any(f'"r-{number}"'.encode() in lines for number in self.refused):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().append(lines)
+        self.num_writes += 1
 
 
 def record(number: int = 0) -> RequestRecord:
@@ -84,6 +87,31 @@ def test_lines_are_written_soon_though_nothing_follows(num_requests: int, tmp_pa
     assert disk.waits.wait(60), "nothing is written before the tracer is closed"
     tracer.close(60)
     assert tracer.view() == RequestTraceView(num_lines=num_requests)
+
+
+def test_the_lines_of_many_requests_are_one_write(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    tracer = RequestTracer(disk, 0.0)
+    tracer.put(record(), 0.0, None)
+    assert disk.waits.wait(60)
+    for number in range(100):
+        tracer.put(record(number), 0.0, None)
+    disk.may_write.set()
+    tracer.close(60)
+    assert (disk.num_writes, tracer.view()) == (2, RequestTraceView(num_lines=101))
+
+
+def test_a_file_ends_with_the_line_that_crosses_its_limit_however_many_lines_come_at_once(tmp_path: Path) -> None:
+    settings = RequestTraceConfig(directory=tmp_path, max_file_mib=1)
+    tracer = start_tracer(settings, "ingress-0", PUBLIC_KEY, now_s=1.7e9, monotonic_s=0.0)
+    tenant = "x" * 1000
+    for number in range(2000):
+        tracer.put(msgspec.structs.replace(record(number), tenant=tenant), 0.0, None)
+    tracer.close(60)
+    sizes = [file.stat().st_size for file in sorted(tmp_path.iterdir())]
+    assert len(sizes) > 2
+    assert all(1 << 20 <= size < (1 << 20) + 2000 for size in sizes[:-1]), sizes
+    assert tracer.view() == RequestTraceView(num_lines=2000)
 
 
 def test_hashes_are_not_those_of_the_clusters_key(tmp_path: Path) -> None:
@@ -127,10 +155,10 @@ def test_prompts_that_wait_are_bounded_in_tokens(tmp_path: Path) -> None:
 
 def test_a_full_disk_drops_lines_until_there_is_room_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    disk = Disk(tmp_path, [FULL, FULL, FULL])
+    disk = Disk(tmp_path, refused=range(3))
     tracer = RequestTracer(disk, 0.0)
-    for _ in range(4):
-        tracer.put(record(), 0.0, None)
+    for number in range(4):
+        tracer.put(record(number), 0.0, None)
     disk.may_write.set()
     tracer.close(60)
     assert tracer.view() == RequestTraceView(1, 3, "")
@@ -141,7 +169,7 @@ def test_a_full_disk_drops_lines_until_there_is_room_again(tmp_path: Path, caplo
 
 
 def test_while_the_disk_is_full_the_view_says_so(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, [FULL])
+    disk = Disk(tmp_path, refused=[0])
     tracer = RequestTracer(disk, 0.0)
     tracer.put(record(), 0.0, None)
     disk.may_write.set()
@@ -150,9 +178,10 @@ def test_while_the_disk_is_full_the_view_says_so(tmp_path: Path) -> None:
 
 
 def test_a_request_of_which_no_line_can_be_made_costs_only_its_own(tmp_path: Path) -> None:
-    disk = Disk(tmp_path, [TypeError("what nobody thought of")])
+    disk = Disk(tmp_path)
     tracer = RequestTracer(disk, 0.0)
-    tracer.put(record(), 0.0, None)
+    broken: Any = None
+    tracer.put(msgspec.structs.replace(record(), request_id=broken), 0.0, None)
     tracer.put(record(), 0.0, None)
     disk.may_write.set()
     tracer.close(60)
