@@ -28,6 +28,7 @@ from cluster.errors import (
     OverloadLimit,
     PermissionDenied,
 )
+from cluster.observability.load_counts import LoadCounts
 from cluster.observability.prometheus.bounded_names import OTHER, BoundedNames
 from cluster.observability.prometheus.cluster_figures import collect_cluster
 from cluster.observability.prometheus.declaration import counter, gauge
@@ -82,6 +83,8 @@ class ServingMetrics:
         self._names = BoundedNames(MAX_MODELS - 1)
         self.base = self._of_name("")
         """The figures of requests without an adapter."""
+        self.in_flight = LoadCounts()
+        """The requests in flight, which Stopwatch counts."""
         self._attempts = AttemptFigures()
         self._refusals: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
         self._http: Counter[tuple[str, str]] = Counter()

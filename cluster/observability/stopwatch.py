@@ -31,6 +31,7 @@ class Stopwatch:
         self._num_tokens = 0
         self._gaps = _Gaps()
         self._finish = ""
+        self._adapter = ""
         self.outcome: str | None = None
         self.duration_s: float | None = None
 
@@ -70,6 +71,24 @@ class Stopwatch:
         """Count the request from now on for another model than the base model. figures: of the other model"""
         self._figures = figures
 
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """Count the request as one in flight until the context is left."""
+        counts = self._metrics.in_flight
+        counts.add(self._adapter, has_tokens=False)
+        try:
+            yield
+        finally:
+            counts.remove(self._adapter, has_tokens=self._num_tokens > 0)
+
+    def need(self, adapter: str) -> None:
+        """Note the adapter that the request needs, once it is known. The request is in flight."""
+        counts, has_tokens = self._metrics.in_flight, self._num_tokens > 0
+        counts.remove(self._adapter, has_tokens=has_tokens)
+        counts.add(adapter, has_tokens=has_tokens)
+        self._adapter = adapter
+        self.count_for(self._metrics.of_adapter(adapter))
+
     def count(self, num_tokens: int) -> None:
         """Note that this many tokens have come now."""
         if num_tokens == 0:
@@ -77,6 +96,8 @@ class Stopwatch:
         now_s = self._clock()
         if self._first_token_s is None:
             self._first_token_s = now_s
+            self._metrics.in_flight.remove(self._adapter, has_tokens=False)
+            self._metrics.in_flight.add(self._adapter, has_tokens=True)
             self._figures.on_first_tokens(num_tokens, now_s - self._started_s)
         else:
             gap_s = now_s - self._last_token_s

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from prometheus_client.metrics_core import Metric
 
 from actors.core.requests.request_status import FinishReason
+from cluster.observability.load_counts import NOTHING_IN_FLIGHT, RequestLoad
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.prometheus import request_figures as figures
 from cluster.observability.prometheus.declaration import Declaration, counter, gauge, histogram
-from cluster.observability.prometheus.exposition import to_text
+from cluster.observability.prometheus.exposition import TextTemplate, to_text
 from cluster.observability.prometheus.histogram import Histogram
 from cluster.observability.prometheus.request_figures import ModelFigures
 
@@ -28,6 +30,7 @@ _MAX_LOAD_AGE_S: Final = 0.1
 _MAX_COUNTS_AGE_S: Final = 1.0
 _MAX_ADAPTERS: Final = 64
 _LABELS: Final = ("model_name", "engine")
+_REASONS: Final = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 _ENGINE: Final = "0"
 
 _WAITING: Final = gauge(
@@ -80,20 +83,6 @@ DECLARATIONS: Final[tuple[Declaration, ...]] = (
 
 
 @dataclass(frozen=True, slots=True)
-class RequestLoad:
-    """The requests of an ingress now.
-
-    num_waiting, num_running:           those without and with output tokens
-    waiting_adapters, running_adapters: the adapters that they need, each once
-    """
-
-    num_waiting: int = 0
-    num_running: int = 0
-    waiting_adapters: tuple[str, ...] = ()
-    running_adapters: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class IngressLoad:
     """The load that an ingress tells under vLLM's names.
 
@@ -103,19 +92,34 @@ class IngressLoad:
     max_adapters:   how many adapters an engine keeps loaded; 0 if no adapters are served
     """
 
-    requests: RequestLoad = RequestLoad()
+    requests: RequestLoad = NOTHING_IN_FLIGHT
     kv_cache_usage: float = 0.0
     block_size: int = 0
     num_blocks: int = 0
     max_adapters: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """A text, and when it was made."""
+class _Text:
+    """A text whose series stay the same, so that only their values are written anew."""
 
-    made_s: float
-    text: bytes
+    def __init__(self) -> None:
+        """Begin without a text."""
+        self.made_s = -math.inf
+        """When the text was made."""
+        self.text = b""
+        self._series: object = None
+        self._template = TextTemplate([])
+
+    def make(self, now_s: float, series: object, metrics: Callable[[], Iterable[Metric]], values: list[float]) -> None:
+        """Make the text.
+
+        series:  equal to those of the text before if the two have the same series
+        metrics: returns the metrics, with any values
+        values:  in the order of the metrics' samples
+        """
+        if series != self._series:
+            self._template, self._series = TextTemplate(metrics()), series
+        self.text, self.made_s = self._template.text(values), now_s
 
 
 class VllmDialect:
@@ -134,28 +138,40 @@ class VllmDialect:
         self._clock = clock
         self._wall_clock = wall_clock
         self._has_had_adapters = False
-        self._load_texts: dict[bool, _Made] = {}
+        self._load_texts = {False: _Text(), True: _Text()}
         """The texts of the load, by whether they name adapters."""
-        self._counts_text = _Made(-math.inf, b"")
+        self._counts_text = _Text()
 
     def text(self, *, names_adapters: bool = True) -> bytes:
         """Return the metrics in Prometheus' text format: the load at most 0.1 s old, all else at most 1 s old.
 
         names_adapters: whether the reader may know of all adapters; otherwise none is named
         """
-        now_s = self._clock()
-        load = self._load_texts.get(names_adapters)
-        if load is None or now_s - load.made_s >= _MAX_LOAD_AGE_S:
-            load = _Made(now_s, to_text(self._collect_load(self._load(), names_adapters=names_adapters)))
-            self._load_texts[names_adapters] = load
-        if now_s - self._counts_text.made_s >= _MAX_COUNTS_AGE_S:
-            self._counts_text = _Made(now_s, to_text(self._collect_counts()))
-        return load.text + self._counts_text.text
+        now_s, load, counts = self._clock(), self._load_texts[names_adapters], self._counts_text
+        if now_s - load.made_s >= _MAX_LOAD_AGE_S:
+            self._make_load(load, now_s, names_adapters=names_adapters)
+        if now_s - counts.made_s >= _MAX_COUNTS_AGE_S:
+            counts.make(now_s, self._metrics.model_name, self._collect_counts, self._values_of_counts())
+        return load.text + counts.text
 
     def collect(self, *, names_adapters: bool = True) -> Iterator[Metric]:
         """Yield the metrics as they are now. names_adapters: as for text()"""
         yield from self._collect_load(self._load(), names_adapters=names_adapters)
         yield from self._collect_counts()
+
+    def _make_load(self, text: _Text, now_s: float, *, names_adapters: bool) -> None:
+        load = self._load()
+        if self._tells_adapters(load) and names_adapters:
+            # Adapters are labels, which change.
+            text.text, text.made_s = to_text(self._collect_load(load, names_adapters=True)), now_s
+            return
+        values = [load.requests.num_waiting, load.requests.num_running, load.kv_cache_usage]
+        text.make(
+            now_s,
+            (self._metrics.model_name, load.block_size, load.num_blocks),
+            partial(self._collect_load, load, names_adapters=names_adapters),
+            [*values, 1.0] if load.num_blocks else values,
+        )
 
     def _collect_load(self, load: IngressLoad, *, names_adapters: bool) -> Iterator[Metric]:
         requests, labels = load.requests, (self._metrics.model_name, _ENGINE)
@@ -164,18 +180,29 @@ class VllmDialect:
         yield _USAGE.of([(labels, load.kv_cache_usage)])
         if load.num_blocks:
             yield _CACHE.of([((str(load.block_size), str(load.num_blocks), _ENGINE), 1.0)])
-        self._has_had_adapters |= bool(requests.waiting_adapters or requests.running_adapters)
-        if self._has_had_adapters and names_adapters:
+        if self._tells_adapters(load) and names_adapters:
             names = (_listed(requests.running_adapters), _listed(requests.waiting_adapters))
             yield _ADAPTERS.of([((str(load.max_adapters), *names), self._wall_clock())])
+
+    def _tells_adapters(self, load: IngressLoad) -> bool:
+        self._has_had_adapters |= bool(load.requests.waiting_adapters or load.requests.running_adapters)
+        return self._has_had_adapters
+
+    def _values_of_counts(self) -> list[float]:
+        """Return the values of _collect_counts(), in its order."""
+        models = list(self._metrics.models().values())
+        num_prompt_tokens = sum(one.num_prompt_tokens for one in models)
+        values: list[float] = [sum(one.outcomes[reason] for one in models) for reason in _REASONS]
+        values += [num_prompt_tokens, sum(one.num_output_tokens for one in models)]
+        values += [num_prompt_tokens, sum(one.num_cached_tokens for one in models)]
+        for _, own in _HISTOGRAMS:
+            values += _merged(own, models).values()
+        return values
 
     def _collect_counts(self) -> Iterator[Metric]:
         labels = (self._metrics.model_name, _ENGINE)
         models = list(self._metrics.models().values())
-        yield _SUCCESS.of(
-            ((*labels, reason.value), sum(one.outcomes[reason.value] for one in models))
-            for reason in (FinishReason.STOP, FinishReason.LENGTH)
-        )
+        yield _SUCCESS.of(((*labels, reason), sum(one.outcomes[reason] for one in models)) for reason in _REASONS)
         num_prompt_tokens = sum(one.num_prompt_tokens for one in models)
         yield _PROMPT_TOKENS.of([(labels, num_prompt_tokens)])
         yield _OUTPUT_TOKENS.of([(labels, sum(one.num_output_tokens for one in models))])

@@ -16,6 +16,7 @@ from typing import TypeVar
 from cluster.api.protos.side_by_side import side_by_side
 from cluster.errors import EngineFailed, FieldViolation, InvalidRequest, ModelVersionLeft
 from cluster.images.image_budget import ImageBudget
+from cluster.observability.load_counts import RequestLoad
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.record_store import RecordStore
 from cluster.observability.record_writer import RecordWriter
@@ -24,7 +25,6 @@ from cluster.observability.status import RequestView
 from cluster.observability.stopwatch import Stopwatch
 from cluster.observability.trace_writing.request_tracer import RequestTracer
 from cluster.observability.tracing.request_tracing import RequestTracing
-from cluster.observability.vllm_dialect import RequestLoad
 from cluster.parameters.generation import ChatPrompt, GenerateChunk, GenerateRequest
 from cluster.planning.offered_load import OfferedLoad
 from cluster.requests.in_flight import InFlight
@@ -170,7 +170,7 @@ class Serving:
         if in_flight.record.traceparent is not None:
             engine_request = replace(engine_request, traceparent=in_flight.record.traceparent)
         if engine_request.lora is not None:
-            in_flight.stopwatch.count_for(self.metrics.of_adapter(engine_request.lora.name))
+            in_flight.stopwatch.need(engine_request.lora.name)
         in_flight.ledger.take_images(engine_request)
         in_flight.record.request, num_prompt_tokens = engine_request, len(engine_request.prompt_token_ids)
         self.records.size(in_flight.record, num_prompt_tokens)
@@ -324,17 +324,8 @@ class Serving:
         return tuple(in_flight.view() for in_flight in itertools.islice(self._in_flight.values(), most))
 
     def request_load(self) -> RequestLoad:
-        """Count the requests in flight, and name the adapters that they need."""
-        waiting: dict[str, None] = {}
-        running: dict[str, None] = {}
-        num_running = 0
-        for one in self._in_flight.values():
-            has_tokens = one.stopwatch.num_tokens > 0
-            num_running += has_tokens
-            adapter = None if one.record.request is None else one.record.request.lora
-            if adapter is not None:
-                (running if has_tokens else waiting)[adapter.name] = None
-        return RequestLoad(len(self._in_flight) - num_running, num_running, tuple(waiting), tuple(running))
+        """Return the counts of the requests in flight, and the adapters that they need."""
+        return self.metrics.in_flight.load()
 
     def find_records(self, query: RecordQuery) -> list[bytes]:
         """Return the records of a request that is in flight or has ended, as RequestRecord.to_bytes(), oldest first."""
@@ -371,7 +362,8 @@ class Serving:
                 request_id, caller.tenant, record.arrived_at_s, stopwatch, ledger, record
             )
             try:
-                yield in_flight
+                with stopwatch.in_flight():
+                    yield in_flight
             finally:
                 self._num_migrations_of_ended += in_flight.num_migrations
                 del self._in_flight[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Final
@@ -40,6 +40,7 @@ from cluster.api.http.openai.scoring import (
 from cluster.api.http.openapi import Operation, openapi, page
 from cluster.api.http.receiving.body_counts import check_counts
 from cluster.api.http.receiving.hosts import AllowedHosts
+from cluster.api.http.receiving.instant_answers import Maker
 from cluster.api.http.receiving.reading import BodyT
 from cluster.api.http.requests import (
     ChatCompletionRequest,
@@ -155,6 +156,10 @@ class HttpHandlers:
         self._started_s = int(time.time())
         _document(), _page()
         self._texts: WeakKeyDictionary[ModelTokenizer, TokenTexts] = WeakKeyDictionary()
+
+    def instant_answers(self) -> Mapping[str, Maker]:
+        """Return what makes the bodies of GET calls that are too cheap and frequent for app(), by their path."""
+        return {VLLM_METRICS.path: self._metrics.vllm_text}
 
     def app(
         self, access: AccessControl, in_progress: CallsInProgress, hosts: AllowedHosts, live_page: LivePage

@@ -73,11 +73,14 @@ class MetricsHandlers:
     async def vllm_metrics(self, call: Call) -> Response:
         """Answer /metrics/vllm in Prometheus' text format."""
         del call
-        if self._dialect is None:
+        if (text := self.vllm_text(current_caller())) is None:
             reason = "this server's setting ingress.http.metrics_dialects does not have vllm"
             return refused(404, reason, "not_found").response()
-        text = self._dialect.text(names_adapters=current_caller().adapters is None)
         return Response(text, 200, media_type=CONTENT_TYPE_LATEST)
+
+    def vllm_text(self, caller: Caller) -> bytes | None:
+        """Return the text of /metrics/vllm; None if the server does not tell it."""
+        return None if self._dialect is None else self._dialect.text(names_adapters=caller.adapters is None)
 
 
 def _may_see_traces(caller: Caller) -> bool:

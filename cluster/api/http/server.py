@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 
 from cluster.access.access_control import AccessControl
@@ -26,6 +27,7 @@ from cluster.api.http.live_page.page_access import why_off
 from cluster.api.http.live_page.page_handlers import LivePage, page_app
 from cluster.api.http.receiving.connections import Connections
 from cluster.api.http.receiving.hosts import AllowedHosts
+from cluster.api.http.receiving.instant_answers import InstantAnswers
 from cluster.api.http.receiving.protocol import BoundedProtocol, ProtocolLimits
 from cluster.api.http.receiving.tls_connection import TlsConnection, TlsSettings
 from cluster.api.shared.calls_in_progress import CallsInProgress
@@ -93,7 +95,10 @@ class HttpServer:
         port = _ListeningAt(host, config.port, slow_reader_timeout_s, tls)
         app_page = page(has_other_port=has_admin_port or config.admin_port is not None)
         app = handlers.app(access, self._in_progress, hosts, app_page)
-        self._listener = _Listener(app, config, port, beside=(self._streams.run, self._feed.run))
+        instant = InstantAnswers(
+            access, hosts, handlers.instant_answers(), CONTENT_TYPE_LATEST, serving.metrics.on_http
+        )
+        self._listener = _Listener(app, config, port, beside=(self._streams.run, self._feed.run), instant=instant)
         self._page_listener: _Listener | None = None
         if config.admin_port is not None:
             on_answer = serving.metrics.on_http
@@ -141,12 +146,18 @@ class _Listener:
         config: HttpConfig,
         at: _ListeningAt,
         beside: Sequence[Callable[[], Coroutine[None, None, None]]] = (),
+        instant: InstantAnswers | None = None,
     ) -> None:
-        """Listen at nothing yet. beside: what runs as long as the server does"""
+        """Listen at nothing yet.
+
+        beside:  what runs as long as the server does
+        instant: answers some calls without the application; None: the application answers all
+        """
         self._app = app
         self._config = config
         self._at = at
         self._beside = beside
+        self._instant = instant
         self._running: asyncio.Task[None] | None = None
 
     @property
@@ -160,7 +171,7 @@ class _Listener:
         port: int = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
-            http=_connection_factory(self._config, self._at.tls),  # type: ignore[arg-type]  # it is called as a class is
+            http=_connection_factory(self._config, self._at.tls, self._instant),  # type: ignore[arg-type]  # it is called as a class is
             ws="none",
             lifespan="off",
             log_config=None,
@@ -219,13 +230,16 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def _connection_factory(config: HttpConfig, tls: ssl.SSLContext | None) -> Callable[..., asyncio.BaseProtocol]:
+def _connection_factory(
+    config: HttpConfig, tls: ssl.SSLContext | None, instant: InstantAnswers | None
+) -> Callable[..., asyncio.BaseProtocol]:
     """Return a factory of connections that serve HTTP/1.1 within this server's bounds."""
     connections = Connections(_max_connections(config), time.monotonic)
 
     class Protocol(BoundedProtocol):
         limits = ProtocolLimits(config.max_header_bytes, config.receive_timeout_s)
         all_connections = connections
+        instant_answers = instant
 
     if tls is None:
         return Protocol

@@ -23,10 +23,30 @@ def to_text(metrics: Iterable[Metric]) -> bytes:
     """Return metrics in Prometheus' text format. metrics: each name once, all of them with valid names"""
     lines: list[str] = []
     for metric in metrics:
-        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
-        lines.append(f"# HELP {name} {_without_breaks(metric.documentation)}\n# TYPE {name} {metric.type}\n")
-        lines += map(_line, metric.samples)
+        lines.append(_head(metric))
+        lines += [f"{_series(sample)} {_value(sample.value)}\n" for sample in metric.samples]
     return "".join(lines).encode()
+
+
+class TextTemplate:
+    """Text of metrics whose series stay the same, so that only their values are written anew."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        """Keep all but the values. metrics: as for to_text()"""
+        self._heads: list[str] = []
+        """The text before each value."""
+        head = ""
+        for metric in metrics:
+            head += _head(metric)
+            for sample in metric.samples:
+                self._heads.append(head + _series(sample))
+                head = "\n"
+        self._tail = head
+
+    def text(self, values: Iterable[float]) -> bytes:
+        """Return the text with these values, in the order of the metrics and of their samples."""
+        lines = [f"{head} {_value(value)}" for head, value in zip(self._heads, values, strict=True)]
+        return ("".join(lines) + self._tail).encode()
 
 
 def to_openmetrics(metrics: Iterable[Metric]) -> bytes:
@@ -52,14 +72,25 @@ def _is_refusal(parameter: str) -> bool:
     return name == "q" and not weight.strip("0.")
 
 
-def _line(sample: Sample) -> str:
-    value = repr(float(sample.value))
-    if not value.endswith(".0") or len(value) > len("123456.0"):
-        value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]  # it has no annotations
+def _head(metric: Metric) -> str:
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    return f"# HELP {name} {_without_breaks(metric.documentation)}\n# TYPE {name} {metric.type}\n"
+
+
+def _series(sample: Sample) -> str:
     if not sample.labels:
-        return f"{sample.name} {value}\n"
+        return sample.name
     labels = ",".join([f'{name}="{_escaped(text)}"' for name, text in sorted(sample.labels.items())])
-    return f"{sample.name}{{{labels}}} {value}\n"
+    return f"{sample.name}{{{labels}}}"
+
+
+def _value(value: float) -> str:
+    if type(value) is int and 0 <= value < 1_000_000:
+        return f"{value}.0"
+    text = repr(float(value))
+    if text.endswith(".0") and len(text) <= len("123456.0"):
+        return text
+    return str(floatToGoString(value))  # type: ignore[no-untyped-call]  # it has no annotations
 
 
 def _escaped(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
@@ -62,6 +63,11 @@ class Histogram:
     def exemplars(self) -> Iterator[Exemplar | None]:
         """Yield the example of each bucket; None if it has none."""
         return (self._exemplars.get(index) for index in range(len(self._counts)))
+
+    def values(self) -> list[float]:
+        """Return the values of its series: of the buckets, each with the smaller ones, of the count, and of the sum."""
+        counts = list(itertools.accumulate(self._counts))
+        return [*counts, counts[-1], self.sum]
 
     @property
     def count(self) -> int:

@@ -9,8 +9,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from cluster.observability.load_counts import RequestLoad
 from cluster.observability.metrics import ServingMetrics
-from cluster.observability.vllm_dialect import DECLARATIONS, IngressLoad, RequestLoad, VllmDialect
+from cluster.observability.prometheus.exposition import to_text
+from cluster.observability.vllm_dialect import DECLARATIONS, IngressLoad, VllmDialect
 
 LOAD = IngressLoad(RequestLoad(3, 5), kv_cache_usage=0.25, block_size=16, num_blocks=400, max_adapters=4)
 
@@ -112,6 +114,20 @@ def test_the_load_is_counted_at_most_ten_times_a_second() -> None:
         one.text()
         clock.now_s += 0.0625
     assert asked == pytest.approx([50.0, 50.125, 50.25, 50.375, 50.5])
+
+
+def test_texts_made_from_a_template_are_those_of_the_metrics() -> None:
+    metrics, clock, loads = ServingMetrics(), Clock(), [LOAD, IngressLoad(), IngressLoad(RequestLoad(7, 0), 0.5, 16, 9)]
+    one = VllmDialect(metrics, lambda: loads[0], clock, lambda: 1_000.0)
+    for number, model_name in enumerate(["model", "model", 'a "new" one']):
+        metrics.model_name = model_name
+        metrics.base.on_first_tokens(1, 0.3 * number)
+        metrics.of_adapter("sql").on_next_tokens(2, 0.05)
+        metrics.base.on_prompt(1_000_000 * number, 4)
+        metrics.base.on_end("stop", 1.5)
+        assert one.text() == to_text(one.collect())
+        clock.now_s += 1.0
+        loads.append(loads.pop(0))
 
 
 def test_every_name_is_declared_with_its_labels() -> None:

@@ -31,6 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from cluster.api.http.errors import HttpError, refused
 from cluster.api.http.receiving.authentication import IS_RECEIVED
 from cluster.api.http.receiving.connections import Connections
+from cluster.api.http.receiving.instant_answers import InstantAnswers
 from cluster.api.http.streams import ABORT
 
 MAX_HEADERS: Final = 256
@@ -60,6 +61,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     limits: ClassVar[ProtocolLimits]
     all_connections: ClassVar[Connections]
+    instant_answers: ClassVar[InstantAnswers | None] = None
+    """The calls that are answered without the application, between two that the application answers."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for a request's headers, if there is room for one more connection."""
@@ -68,7 +71,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting = b""
         self._is_turn_due = self._is_over = self._in_headers = self._has_gone = False
         self._refusal: HttpError | None = None
-        self._num_thrown_away = self._num_idle_bytes = 0
+        self._num_thrown_away = self._num_idle_bytes = self._num_begun = 0
+        self._instant_answer: bytes | None = None
         self._begin_request()
         self._timer = self.loop.call_later(self.limits.receive_timeout_s, self.transport.abort)
         if not self.all_connections.add(self):
@@ -105,6 +109,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
+        self._num_begun += 1
         self._begin_request()
         self._num_idle_bytes = 0
         self._in_headers = True
@@ -132,6 +137,9 @@ class BoundedProtocol(HttpToolsProtocol):
         """Begin to work on a request, whose headers are complete."""
         self._in_headers = False
         self._timer.cancel()
+        self._instant_answer = self._answer_at_once()
+        if self._instant_answer is not None:
+            return
         self.all_connections.set_busy(self)
         super().on_headers_complete()
         cycle = weakref.ref(self.cycle)
@@ -147,6 +155,15 @@ class BoundedProtocol(HttpToolsProtocol):
         """Take a part of a request's body."""
         self._num_body_bytes += len(body)
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Note that all of a request has come."""
+        answer, self._instant_answer = self._instant_answer, None
+        if answer is None:
+            super().on_message_complete()
+            return
+        self.transport.write(answer)
+        self.on_response_complete()
 
     def on_response_complete(self) -> None:
         """Read the next request, which may be here already."""
@@ -173,6 +190,19 @@ class BoundedProtocol(HttpToolsProtocol):
         self._flow.release()
         self.flow.resume_reading()
         self._timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _answer_at_once(self) -> bytes | None:
+        """Return the answer to the request whose headers are complete; None if the application has to answer.
+
+        A client that does not read its answers gets them from the application, which waits for the client.
+        """
+        if self.instant_answers is None or self.parser.get_method() != b"GET":
+            return None
+        is_between = self.cycle is None or self.cycle.response_complete
+        is_plain = self.parser.get_http_version() == "1.1" and self.parser.should_keep_alive()
+        if not is_between or not is_plain or self.flow.write_paused or self.transport.is_closing():
+            return None
+        return self.instant_answers.answer(self.url, self.headers, self.server_state.default_headers)
 
     def _begin_request(self) -> None:
         self._num_headers = self._num_header_bytes = self._num_unparsed_bytes = 0
@@ -210,10 +240,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _read(self, piece: bytes) -> None:
         was_spare = not self._in_headers and (self.cycle is None or self.cycle.response_complete)
-        if was_spare and self._timer.cancelled():
-            # A client may send empty lines before a request for as long as it may take over the request's headers.
-            self._restart_timer()
-        num_headers = self._num_headers
+        num_begun, num_headers = self._num_begun, self._num_headers
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(piece)
@@ -224,6 +251,9 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_over or self._has_gone:
             return
         if was_spare and not self._in_headers and (self.cycle is None or self.cycle.response_complete):
+            if self._num_begun == num_begun and self._timer.cancelled():
+                # A client may send empty lines before a request for as long as it may take over the request's headers.
+                self._restart_timer()
             self._num_idle_bytes += len(piece)
             if self._num_idle_bytes > self.limits.max_header_bytes:
                 self.transport.abort()

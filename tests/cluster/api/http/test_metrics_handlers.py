@@ -14,10 +14,11 @@ from cluster.api.http import metrics_handlers
 from cluster.api.http.app import Call, ServerState
 from cluster.api.http.metrics_handlers import MetricsHandlers
 from cluster.api.shared.calls_in_progress import CallsInProgress
+from cluster.observability.load_counts import RequestLoad
 from cluster.observability.metrics import ServingMetrics
 from cluster.observability.status import ClusterView
 from cluster.observability.stopwatch import Stopwatch
-from cluster.observability.vllm_dialect import IngressLoad, RequestLoad, VllmDialect
+from cluster.observability.vllm_dialect import IngressLoad, VllmDialect
 from cluster.routing.request_record import RequestRecord
 from cluster.settings.http import HttpConfig
 

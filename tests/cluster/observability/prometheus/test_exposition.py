@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from cluster.observability.metrics import text_of
 from cluster.observability.prometheus.cluster_figures import collect_cluster
 from cluster.observability.prometheus.declaration import counter, gauge, histogram
-from cluster.observability.prometheus.exposition import accepts_openmetrics, to_openmetrics, to_text
+from cluster.observability.prometheus.exposition import TextTemplate, accepts_openmetrics, to_openmetrics, to_text
 from cluster.observability.prometheus.histogram import Histogram
 from tests.cluster.observability.exposed import VIEW, full_metrics
 
@@ -63,6 +63,19 @@ def test_any_number_and_any_text_is_written_as_the_library_writes_it() -> None:
     )
     metrics = [one, counter("y_total", "Things.").one(3), gauge("z", "Nothing.", "a").of([])]
     assert to_text(metrics) == theirs(metrics)
+
+
+def test_a_template_takes_any_values() -> None:
+    def metrics(values: Iterable[float]) -> list[Metric]:
+        several = gauge("x", "A \\ and\na break.", "a").of(((str(n),), one) for n, one in enumerate(values))
+        return [gauge("n", "None.", "a").of([]), several, counter("y_total", "One.").one(3), gauge("z", "None.").of([])]
+
+    template = TextTemplate(metrics([0.0] * len(VALUES)))
+    assert template.text([*VALUES, 3]) == to_text(metrics(VALUES))
+    assert template.text([*VALUES[::-1], 3]) == to_text(metrics(VALUES[::-1]))
+    with pytest.raises(ValueError, match="shorter"):
+        template.text(VALUES)
+    assert TextTemplate([gauge("n", "None.").of([])]).text([]) == to_text([gauge("n", "None.").of([])])
 
 
 def test_a_bucket_shows_the_newest_trace_of_its_values_and_only_in_the_format_that_can() -> None:
