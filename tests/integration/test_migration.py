@@ -74,11 +74,15 @@ async def _answer_all(cluster: LocalCluster, indices: Iterable[int], directory: 
             tasks.create_task(_answer(cluster, index, directory))
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("family", "overlap"),
+    [("llama", False), ("llama", True)]
+    + [pytest.param(family, family == "mimo", marks=pytest.mark.more) for family in ("gemma4", "mimo", "deepseek_v3")],
+)
 async def test_preempted_requests_move_with_their_kv_and_keep_their_tokens(
-    overlap: bool, checkpoint: _CheckpointOf
+    family: str, overlap: bool, checkpoint: _CheckpointOf
 ) -> None:
-    directory = checkpoint("llama")
+    directory = checkpoint(family)
     async with unequal_cluster(directory, overlap=overlap) as cluster:
         for wave in range(_MAX_WAVES):
             await _answer_all(cluster, range(8 * wave, 8 * wave + 8), directory)

@@ -62,7 +62,10 @@ def test_the_next_turn_of_a_chat_is_fetched_back_from_the_decode_engine(checkpoi
         pair.assert_whole()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(
+    "family",
+    ["llama", "gemma2", *(pytest.param(f, marks=pytest.mark.more) for f in ("gemma4", "mimo", "deepseek_v3"))],
+)
 def test_a_prefix_that_is_cached_elsewhere_is_not_computed(family: str, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint(family)
     with _pair(directory) as pair:
@@ -139,12 +142,19 @@ def test_nothing_is_fetched_if_that_is_switched_off_but_others_may_fetch(checkpo
         pair.assert_whole()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [("llama", seed) for seed in range(3)]
+    + [
+        pytest.param(family, seed, marks=pytest.mark.more)
+        for family, seed in (("gemma4", 1), ("mimo", 2), ("deepseek_v3", 1))
+    ],
+)
 def test_engines_that_fetch_from_each_other_under_pressure_change_no_token(
-    seed: int, checkpoint: _CheckpointOf
+    family: str, seed: int, checkpoint: _CheckpointOf
 ) -> None:
     """Small pools and host tiers, mixed with handoffs and aborts: whatever is evicted meanwhile, nothing is wrong."""
-    directory, draw = checkpoint("llama"), random.Random(seed)
+    directory, draw = checkpoint(family), random.Random(seed)
     settings = KVTransferConfig(transport="loopback", prefix_load_timeout_s=1.0, cpu_cache_gib=0.0005 * (seed % 2))
     config = engine_config(
         directory, block_size=8, num_blocks=24, max_num_batched_tokens=48, overlap=seed == 2, transfer=settings

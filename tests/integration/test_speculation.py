@@ -42,7 +42,16 @@ def sampled(directory: Path) -> dict[tuple[int, ...], list[int]]:
 def test_handed_over_requests_keep_their_tokens(
     params: SamplingParams, is_short_of_blocks: bool, overlap: bool, checkpoint: CheckpointOf
 ) -> None:
-    directory = checkpoint("llama")
+    check_handed_over(checkpoint("llama"), params, is_short_of_blocks=is_short_of_blocks, overlap=overlap)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("family", ["gemma4", "mimo", "deepseek_v3"])
+def test_handed_over_requests_keep_their_tokens_where_layers_differ(family: str, checkpoint: CheckpointOf) -> None:
+    check_handed_over(checkpoint(family), GREEDY, is_short_of_blocks=True, overlap=True)
+
+
+def check_handed_over(directory: Path, params: SamplingParams, *, is_short_of_blocks: bool, overlap: bool) -> None:
     expected = greedy(directory) if params is GREEDY else sampled(directory)
     prefill = engine_config(directory, block_size=8, overlap=overlap)
     # Each request begins with 4 blocks and ends with 9: 17 hold all the prompts, but not two requests' outputs.

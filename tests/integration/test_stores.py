@@ -81,10 +81,14 @@ def test_evicted_prefixes_come_back_from_host_memory(overlap: bool, checkpoint: 
         assert _loaded_blocks(pair, "prefill") >= 4 * 5
 
 
+@pytest.mark.parametrize(
+    "family",
+    ["llama", *(pytest.param(family, marks=pytest.mark.more) for family in ("gemma4", "mimo", "deepseek_v3"))],
+)
 def test_a_second_engine_finds_what_the_first_one_left_on_disk(
-    disk_store_package: None, tmp_path: Path, checkpoint: _CheckpointOf
+    family: str, disk_store_package: None, tmp_path: Path, checkpoint: _CheckpointOf
 ) -> None:
-    directory = checkpoint("llama")
+    directory = checkpoint(family)
     stores = (StoreConfig(name="disk", options={"path": str(tmp_path / "kv")}),)
     transfer = KVTransferConfig(transport="loopback", cpu_cache_gib=0.05, stores=stores)
     prefill = engine_config(directory, num_blocks=9, max_num_batched_tokens=64, transfer=transfer)
