@@ -230,6 +230,12 @@ class RecoveringCluster:
             self._membership = self._membership.with_engine(self._descriptors[engine_id])
         await self.pool.update(self._membership)
 
+    async def change_role(self, engine_id: str, role: EngineRole) -> None:
+        """Give an engine that has joined another role, as the controller does."""
+        await self.engines[engine_id].set_role(role.value)
+        self._membership = self._membership.with_role(engine_id, 1, role)
+        await self.pool.update(self._membership)
+
     def port_of(self, engine_id: str) -> int:
         """Return the port at which an engine listens."""
         return int(self._descriptors[engine_id].address.rpartition(":")[2])
