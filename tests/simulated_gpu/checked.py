@@ -35,7 +35,7 @@ from tests.kv_transfer.connected_workers import LAYOUT
 from tests.reference import greedy_tokens, random_prompt
 from tests.simulated_gpu.device import install
 from tests.simulated_gpu.graph import FreedMemory
-from tests.simulated_gpu.tensors import SIMULATION, ChangedTooEarly, MixedDevices, WaitsInGraph
+from tests.simulated_gpu.tensors import SIMULATION, ChangedTooEarly, MixedDevices, Unordered, WaitsInGraph
 
 CheckpointOf = Callable[[str], Path]
 DEVICE = install()
@@ -120,6 +120,18 @@ class TestDevice:
         event.synchronize()
         assert target.tolist() == [4, 5, 6]
         assert event.query()
+
+    def test_work_on_a_side_stream_waits_for_what_has_written_its_memory(self) -> None:
+        module, tensor = device_module(DEVICE), torch.zeros(3, device=DEVICE)
+        side = module.Stream(DEVICE)
+        with module.stream(side), pytest.raises(Unordered):
+            tensor + 1
+        event = mark_stream(DEVICE)
+        assert event is not None
+        with module.stream(side):
+            side.wait_event(event)
+            added = tensor + 1
+        assert added.tolist() == [1.0, 1.0, 1.0]
 
 
 class TestGraph:

@@ -15,6 +15,7 @@ from torch.utils import backend_registration
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from actors.model import loader
+from tests.simulated_gpu.collectives import SimulatedNccl
 from tests.simulated_gpu.graph import Pool, SimulatedGraph, recording
 from tests.simulated_gpu.tensors import DEVICE_NAME, SIMULATION, DeviceTensor, is_pinned, pin, run
 
@@ -41,16 +42,15 @@ class SimulatedEvent:
 
 
 class SimulatedStream:
-    """All streams are one: what is queued is done in order."""
+    """Does in order what is queued on any stream, but a side stream has to wait for another one's event first."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device
 
     def wait_event(self, event: SimulatedEvent) -> None:
         """Work on the device waits, and not the host."""
-
-    def wait_stream(self, stream: SimulatedStream) -> None:
-        """See wait_event()."""
+        assert event._point >= 0, "the event is of no stream"
+        SIMULATION.thread.is_ordered = True
 
     def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
         event = event or SimulatedEvent()
@@ -69,21 +69,22 @@ class SimulatedModule(backend_registration._DummyBackendModule):
     CUDAGraph = SimulatedGraph
 
     def __init__(self) -> None:
-        self._stream = SimulatedStream()
+        self._main = SimulatedStream()
 
     def set_device(self, device: object) -> None:
         pass
 
     def current_stream(self, device: object = None) -> SimulatedStream:
-        return self._stream
+        return SIMULATION.thread.side_stream or self._main
 
     @contextmanager
     def stream(self, stream: SimulatedStream) -> Iterator[None]:
-        before, self._stream = self._stream, stream
+        assert SIMULATION.thread.side_stream is None, "the project nests no streams"
+        SIMULATION.thread.side_stream, SIMULATION.thread.is_ordered = stream, False
         try:
             yield
         finally:
-            self._stream = before
+            SIMULATION.thread.side_stream = None
 
     def graph(self, graph: SimulatedGraph, *, pool: Pool | None = None, **kwargs: Any) -> Any:
         return recording(graph, pool)
@@ -134,6 +135,7 @@ def install() -> torch.device:
     device = torch.device(DEVICE_NAME, 0)
     setattr(torch, "empty", functools.partial(_empty_pinned, torch.empty))  # noqa: B010
     setattr(loader, "find_accelerator", lambda: device)  # noqa: B010
+    setattr(torch.distributed, "ProcessGroupNCCL", SimulatedNccl)  # noqa: B010  # a CPU build of torch has none
     return device
 
 

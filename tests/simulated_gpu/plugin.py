@@ -10,6 +10,13 @@ from __future__ import annotations
 from actors.model import loader
 from actors.model.attention.backend import AttentionNeeds
 from actors.model.loaded_runner import LoadedRunner
+from actors.ranks import rank_group, rank_loop
+from kv_transfer.config import KVTransferConfig
+from kv_transfer.links.control_streams import Control
+from kv_transfer.links.loopback_control import LoopbackControl, LoopbackHub
+from kv_transfer.params import EngineAddress
+from kv_transfer.sides import worker_side
+from kv_transfer.transports.loopback import LoopbackTransport
 from tests.simulated_gpu.device import install
 
 _AUTO = {"attention_backend": "auto", "key_order": "auto"}
@@ -19,8 +26,17 @@ _needs = LoadedRunner._needs
 def pytest_configure() -> None:
     """Install the device before a test's modules are imported."""
     device = install()
-    setattr(loader, "choose_device", lambda model_config: device)  # noqa: B010
+    for module in (loader, rank_group, rank_loop):
+        setattr(module, "choose_device", lambda model_config: device)  # noqa: B010
     setattr(LoadedRunner, "_needs", _needs_of_a_gpu)  # noqa: B010  # the settings of the tests are for CPUs
+    setattr(worker_side, "make_transport", _make_transport)  # noqa: B010
+
+
+def _make_transport(
+    config: KVTransferConfig, identity: EngineAddress, control: Control, *others: object
+) -> LoopbackTransport:
+    """Join the engines of this process. An engine of several ranks has no others here: its links are never opened."""
+    return LoopbackTransport(control.hub if isinstance(control, LoopbackControl) else LoopbackHub())
 
 
 def _needs_of_a_gpu(runner: LoadedRunner) -> AttentionNeeds:

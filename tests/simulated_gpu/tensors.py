@@ -42,6 +42,17 @@ class ChangedTooEarly(RuntimeError):
     """Host memory was changed before a queued copy had read it."""
 
 
+class Unordered(RuntimeError):
+    """Work was queued on a side stream that waits for nothing of the stream on which its memory was written."""
+
+
+class _Thread(threading.local):
+    """Holds one thread's stream. is_ordered: the side stream has waited for an event"""
+
+    side_stream: Any = None
+    is_ordered: bool = False
+
+
 class Recorder(Protocol):
     """A graph that records."""
 
@@ -69,7 +80,8 @@ class Simulation:
     owners: Counter[int] = field(default_factory=Counter)
     """How many of the device's tensors each piece of memory has, by its address."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while what is queued changes: stores have threads."""
+    """Held while what is queued or counted changes: stores and ranks have threads."""
+    thread: _Thread = field(default_factory=_Thread)
     recorder: Recorder | None = None
     thread_of_recorder: int = 0
 
@@ -78,8 +90,9 @@ class Simulation:
         if self.is_recording:
             raise WaitsInGraph(f"{_caller()} waits while a graph records: {reason}")
         caller = _caller()
-        self.waits[caller] += 1
-        self.reasons[caller] = reason
+        with self.lock:
+            self.waits[caller] += 1
+            self.reasons[caller] = reason
         self.finish(self.num_queued)
 
     @property
@@ -103,7 +116,8 @@ class Simulation:
 
     def take_waits(self) -> dict[str, int]:
         """Return the waits since the last call."""
-        waits, self.waits = dict(self.waits), Counter()
+        with self.lock:
+            waits, self.waits = dict(self.waits), Counter()
         return waits
 
 
@@ -165,6 +179,8 @@ def _disown(address: int) -> None:
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute an operator on the host, after the checks of the device."""
     name = func._schema.name
+    if SIMULATION.thread.side_stream is not None and not SIMULATION.thread.is_ordered:
+        raise Unordered(f"{_caller()}: {name} on a side stream that has waited for no event")
     leaves = tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     call = _Call(func, *tree_map(_inner, (args, dict(kwargs))))

@@ -1,7 +1,8 @@
 """The engine on a simulated GPU: the GPU's branches give the right tokens, mix no devices, and wait where they must.
 
 Tests of actors/model/graphs/recorder.py, actors/model/graphs/decode_inputs.py,
-actors/model/graphs/configured_graphs.py, actors/model/attention/static_batch.py and actors/model/launched_step.py.
+actors/model/graphs/configured_graphs.py, actors/model/attention/static_batch.py, actors/model/launched_step.py,
+actors/model/tensor_parallel/group.py and actors/model/tensor_parallel/split_layers.py.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 
 CHECKED = Path(__file__).with_name("checked.py")
 FEATURES = Path(__file__).with_name("checked_features.py")
+RANKS = Path(__file__).with_name("checked_ranks.py")
 _TIMEOUT_S = 580
 
 
@@ -52,18 +54,24 @@ def test_images_grammars_and_adapters_run_on_it() -> None:
     run_on_simulated_gpu(str(FEATURES))
 
 
-# Left out: ranks on a GPU talk over NCCL, which this device has not.
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_ranks_run_on_it() -> None:
+    run_on_simulated_gpu(str(RANKS))
+
+
 @pytest.mark.more
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("file", "chosen"),
     [
-        ("tests/actors/test_lora.py", "not rank"),
+        ("tests/actors/test_lora.py", ""),
         ("tests/actors/test_draft_model.py", ""),
         ("tests/actors/test_speculation.py", ""),
-        ("tests/actors/test_prompt_embeds.py", "not rank"),
-        ("tests/actors/test_logprobs.py", "not rank"),
-        ("tests/actors/test_structured_output.py", "handed_over or resumed"),
+        ("tests/actors/test_prompt_embeds.py", ""),
+        ("tests/actors/test_logprobs.py", ""),
+        ("tests/actors/test_structured_output.py", "handed_over or resumed or rank"),
+        ("tests/actors/test_multi_rank_engine.py", "steps_may_overlap or drafts"),
     ],
 )
 def test_the_engines_own_tests_pass_on_it(file: str, chosen: str) -> None:

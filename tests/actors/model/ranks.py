@@ -16,16 +16,21 @@ from tests.trusted import RANK_TRUST
 T = TypeVar("T")
 
 _TIMEOUT_S = 60.0
+_CPU = torch.device("cpu")
 
 
-def on_each_rank(size: int, work: Callable[[TensorParallelGroup], T], trust: RankTrust = RANK_TRUST) -> list[T]:
+def on_each_rank(
+    size: int,
+    work: Callable[[TensorParallelGroup], T],
+    trust: RankTrust = RANK_TRUST,
+    device: torch.device = _CPU,
+) -> list[T]:
     """Return what the ranks return, by rank. Raises what a rank failed with, before what others lost by that."""
-    cpu = torch.device("cpu")
-    rendezvous = Rendezvous("127.0.0.1", cpu, _TIMEOUT_S)
+    rendezvous = Rendezvous("127.0.0.1", device, _TIMEOUT_S)
 
     def run(rank: int) -> T:
         meeting = rendezvous.address if rank else rendezvous
-        group = join_group(meeting, rank, size, device=cpu, host="127.0.0.1", timeout_s=_TIMEOUT_S, trust=trust)
+        group = join_group(meeting, rank, size, device=device, host="127.0.0.1", timeout_s=_TIMEOUT_S, trust=trust)
         try:
             return work(group)
         finally:

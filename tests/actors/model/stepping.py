@@ -18,6 +18,7 @@ from actors.core.vllm_view import sampled_token_ids
 from actors.lora_config import LoraConfig
 from actors.model.loaded_runner import LoadedRunner
 from actors.model.model_runner import ModelRunner
+from actors.model.tensor_parallel.group import TensorParallelGroup
 from kv_transfer.layout import KeyOrder
 
 NOT_YET: Final = -7
@@ -33,9 +34,13 @@ def make_runner(
     lora: LoraConfig | None = None,
     attention_backend: Literal["auto", "torch", "vllm_cpu"] = "torch",
     key_order: KeyOrder = KeyOrder.PLAIN,
+    group: TensorParallelGroup | None = None,
     **model_settings: object,
 ) -> ModelRunner:
-    """Make a runner that can step, in float32 on the CPU if model_settings name nothing else."""
+    """Make a runner that can step, in float32 on the CPU if model_settings name nothing else.
+
+    group: the ranks that share the model
+    """
     settings = {"model": str(directory), "dtype": "float32", "device": "cpu"} | model_settings
     loaded = LoadedRunner.load(
         ModelConfig.model_validate(settings),
@@ -47,6 +52,7 @@ def make_runner(
         ),
         SchedulerConfig(max_num_seqs=max_num_seqs),
         ParallelConfig(num_threads=1),
+        group,
     )
     if lora is not None:
         loaded.enable_lora(lora, lambda: None)
