@@ -1,4 +1,7 @@
-"""The self-check of a backend: a small batch of mixed requests against attention written out in float32.
+"""The self-check of a backend: small batches of requests against attention written out in float32.
+
+One batch mixes all kinds of requests. Another has one token after a long context alone, whose keys a backend may split
+over programs or threads that otherwise would have nothing to do.
 
 The check uses the model's heads, head size, dtype, and each combination of soft-cap, window, direction and sinks that
 its layers ask for, in blocks out of order. checks/self_check.py compares the whole model, with the torch backend, with
@@ -20,8 +23,6 @@ from actors.model.attention.batch_attention import AttentionLayer, BatchShape
 from actors.model.attention.probe import KVGeometry
 from actors.model.cache.kv_cache import make_layout
 
-_LONGEST_WINDOW = 24
-"""Longer windows and chunks are checked with this many tokens: the batch is short, and the length only a parameter."""
 # Relative to the largest number of a result. Attention in 16 bits rounds queries, weights and results once each.
 _MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
@@ -34,9 +35,27 @@ class _Request:
     num_new: int
 
 
-_CAUSAL = (_Request(0, 37), _Request(70, 1), _Request(33, 5), _Request(0, 1), _Request(15, 1), _Request(64, 40))
-_WHOLE = (_Request(0, 37), _Request(0, 1), _Request(0, 70))
-"""The requests for a model whose tokens attend to the whole prompt: each prompt is computed in one step."""
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The requests of one step.
+
+    longest_window: longer windows and chunks are checked with this many tokens, since the length is only a parameter
+    is_causal: whether the batch is for layers whose tokens attend to those before them, or to the whole prompt
+    """
+
+    requests: tuple[_Request, ...]
+    longest_window: int
+    is_causal: bool = True
+
+
+_MIXED = (_Request(0, 37), _Request(70, 1), _Request(33, 5), _Request(0, 1), _Request(15, 1), _Request(64, 40))
+_BATCHES = (
+    _Batch(_MIXED, 24),
+    # Triton's kernels split contexts of more than 256 keys, if the batch is small (triton_kernels/launches.py).
+    _Batch((_Request(700, 1),), 600),
+    # A prompt whose tokens attend to all of it is computed in one step.
+    _Batch((_Request(0, 37), _Request(0, 1), _Request(0, 70)), 24, is_causal=False),
+)
 
 
 @torch.inference_mode()
@@ -47,7 +66,11 @@ def find_fault(kind: AttentionBackendKind, needs: AttentionNeeds) -> str | None:
     """
     try:
         error = max(
-            _error(kind, checked, layer) for checked in _needs_of_groups(needs) for layer in checked.geometry.layers
+            _error(kind, checked, layer, batch.requests)
+            for batch in _BATCHES
+            for checked in _needs_of_groups(needs, batch.longest_window)
+            for layer in checked.geometry.layers
+            if layer.is_causal == batch.is_causal
         )
     except RuntimeError as failed:
         # An operator of another package refuses its arguments in this way, whatever the reason.
@@ -87,29 +110,29 @@ def attend_densely(
     return (scores.softmax(-1) @ values).transpose(0, 1)
 
 
-def _needs_of_groups(needs: AttentionNeeds) -> Iterator[AttentionNeeds]:
-    """Yield the needs of each group of layers, as if the model had no others."""
+def _needs_of_groups(needs: AttentionNeeds, longest_window: int) -> Iterator[AttentionNeeds]:
+    """Yield the needs of each group of layers, as if the model had no others. longest_window: see _Batch"""
     geometry, planes = needs.geometry, needs.geometry.layer_planes
     for index, group in enumerate(geometry.groups):
-        layers = _distinct_layers([layer for layer in geometry.layers if planes[layer.index].group == index])
+        layers = [layer for layer in geometry.layers if planes[layer.index].group == index]
         alone = KVGeometry(
             group.num_heads,
             group.num_kv_heads,
             group.key_size,
-            layers,
+            _distinct_layers(layers, longest_window),
             value_size=None if group.value_size == group.key_size else group.value_size,
         )
         yield replace(needs, geometry=alone)
 
 
-def _distinct_layers(layers: Sequence[AttentionLayer]) -> tuple[AttentionLayer, ...]:
+def _distinct_layers(layers: Sequence[AttentionLayer], longest_window: int) -> tuple[AttentionLayer, ...]:
     """One layer of each kind, and at least two, so that a mistake in the layers' distances shows."""
     kinds = {
         replace(
             layer,
             index=0,
-            sliding_window=layer.sliding_window and min(layer.sliding_window, _LONGEST_WINDOW),
-            chunk_size=layer.chunk_size and min(layer.chunk_size, _LONGEST_WINDOW),
+            sliding_window=layer.sliding_window and min(layer.sliding_window, longest_window),
+            chunk_size=layer.chunk_size and min(layer.chunk_size, longest_window),
         )
         for layer in layers
     }
@@ -117,9 +140,10 @@ def _distinct_layers(layers: Sequence[AttentionLayer]) -> tuple[AttentionLayer, 
     return tuple(replace(layer, index=index) for index, layer in enumerate(ordered * (1 if len(ordered) > 1 else 2)))
 
 
-def _error(kind: AttentionBackendKind, needs: AttentionNeeds, layer: AttentionLayer) -> float:
+def _error(
+    kind: AttentionBackendKind, needs: AttentionNeeds, layer: AttentionLayer, requests: Sequence[_Request]
+) -> float:
     """The largest difference from the right result, relative to the right result's largest number."""
-    requests = _CAUSAL if layer.is_causal else _WHOLE
     geometry, generator = needs.geometry, torch.Generator().manual_seed(layer.index)
     tables = _block_tables(requests, needs.block_size)
     layout = make_layout(

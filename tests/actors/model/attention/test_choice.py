@@ -5,6 +5,7 @@ Tests of actors/model/attention/backend.py, actors/model/attention/backend_check
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -17,6 +18,7 @@ from actors.model.attention.batch_attention import AttentionLayer, BatchAttentio
 from actors.model.attention.choice import choose_backend, fastest_key_order
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.torch_backend import TorchKind
+from actors.model.cache.kv_groups import LayerGroup, LayerPlane
 from actors.model.errors import AttentionBackendUnavailable
 from kv_transfer.layout import KeyOrder
 
@@ -126,6 +128,75 @@ def test_the_torch_backend_passes_the_check_that_the_others_have_to_pass(
     layers = LAYERS if is_causal else (AttentionLayer(0, 0.3, None, None, is_causal=False),)
     needs = replace(NEEDS, dtype=dtype, key_order=key_order, geometry=replace(NEEDS.geometry, layers=layers))
     assert find_fault(TorchKind(), needs) is None
+
+
+@dataclass(frozen=True)
+class FaultyKind(FakeKind):
+    """A kind that adds a little to one number of what a layer returns, where the fault is."""
+
+    is_faulty: Callable[[AttentionNeeds, AttentionLayer, BatchShape], bool] = lambda needs, layer, shape: False
+
+    def open(self, kv_cache: Tensor, needs: AttentionNeeds) -> AttentionBackend:
+        return FaultyBackend(self, TorchKind().open(kv_cache, needs), needs)
+
+
+class FaultyBackend:
+    def __init__(self, kind: FaultyKind, right: AttentionBackend, needs: AttentionNeeds) -> None:
+        self.kind, self.right, self.needs, self.kv_cache = kind, right, needs, right.kv_cache
+
+    def prepare(self, shape: BatchShape) -> BatchAttention:
+        return FaultyBatch(self, shape)
+
+
+class FaultyBatch:
+    def __init__(self, backend: FaultyBackend, shape: BatchShape) -> None:
+        self.backend, self.shape, self.right = backend, shape, backend.right.prepare(shape)
+
+    def attend(
+        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        attended = self.right.attend(layer, query, key, value, sinks)
+        if self.backend.kind.is_faulty(self.backend.needs, layer, self.shape):
+            attended[-1, -1, -1] += 0.1
+        return attended
+
+
+ALIKE = replace(NEEDS, geometry=KVGeometry(6, 2, 32, (LAYERS[0], replace(LAYERS[0], index=1))))
+GROUPED = replace(
+    NEEDS,
+    geometry=KVGeometry(
+        *(6, 2, 32, LAYERS[:2]),
+        further_groups=(LayerGroup(1, 8, 4, 16, 16),),
+        planes=(LayerPlane(0, 0, 0), LayerPlane(1, 1, 0)),
+    ),
+)
+CHUNKED = replace(NEEDS, geometry=KVGeometry(6, 2, 32, (LAYERS[0], AttentionLayer(1, 0.3, None, None, chunk_size=64))))
+
+
+@pytest.mark.parametrize(
+    ("needs", "is_faulty"),
+    [
+        pytest.param(NEEDS, lambda needs, layer, shape: layer.sliding_window is not None, id="windows"),
+        pytest.param(NEEDS, lambda needs, layer, shape: layer.softcap is not None, id="caps"),
+        pytest.param(NEEDS, lambda needs, layer, shape: layer.has_sinks, id="sinks"),
+        pytest.param(CHUNKED, lambda needs, layer, shape: layer.chunk_size is not None, id="chunks"),
+        pytest.param(ALIKE, lambda needs, layer, shape: layer.index == 1, id="the second layer"),
+        pytest.param(GROUPED, lambda needs, layer, shape: needs.geometry.head_dim == 16, id="the second group"),
+        pytest.param(ALIKE, lambda needs, layer, shape: shape.num_computed.max() > 512, id="a long context"),
+        pytest.param(ALIKE, lambda needs, layer, shape: len(shape.num_computed) > 1, id="several requests"),
+        pytest.param(
+            NEEDS,
+            lambda needs, layer, shape: shape.num_computed.max() > 512 and (layer.sliding_window or 0) > 512,
+            id="a long window",
+        ),
+    ],
+)
+def test_the_self_check_looks_at_every_layer_and_every_kind_of_batch(
+    needs: AttentionNeeds, is_faulty: Callable[[AttentionNeeds, AttentionLayer, BatchShape], bool]
+) -> None:
+    said = find_fault(FaultyKind(is_faulty=is_faulty), needs)
+    assert said is not None
+    assert said.startswith("its self-check found an error of")
 
 
 @pytest.mark.parametrize("fault", ["not a number", "without sinks"])
