@@ -128,9 +128,13 @@ def compile_ahead(launch: Launch, capability: int) -> tuple[bytes, int]:
     return compiled.asm["cubin"], compiled.metadata.shared
 
 
-def usage(case: Case) -> list[Usage]:
-    """Compile all kernels of a case, and return what each takes."""
-    return [_usage(what, *compile_ahead(launch, case.capability)) for what, launch in launches(case)]
+def usage(case: Case, only: str | None = None) -> list[Usage]:
+    """Compile the kernels of a case, and return what each takes.
+
+    only: what the one kernel is for that is compiled, as launches() says it; None: all of them
+    """
+    chosen = ((what, launch) for what, launch in launches(case) if only in (None, what))
+    return [_usage(what, *compile_ahead(launch, case.capability)) for what, launch in chosen]
 
 
 def _type_name(argument: object) -> str:
