@@ -1,11 +1,15 @@
 """Tests that need a GPU: `pytest -m gpu tests/gpu`, no Ray. Without one, or without a fitting cupy, they are
-skipped with the reason. With one GPU, two processes pose as two hosts; with several, two are used directly, too."""
+skipped with the reason. With one GPU, two processes pose as two hosts; with several, two are used directly, too.
+
+With RAYPD_GPU_TESTS_ON_CPU=1 those tests run whose processes can do without a GPU: so the tests themselves are tested.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ import torch
 from kv_transfer.transports.nccl_library import nccl_report
 from tests.gpu.process import Process
 
+_IS_ON_CPU: Final = os.environ.get("RAYPD_GPU_TESTS_ON_CPU") == "1"
 _ONE_GPU = {
     "NCCL_P2P_DISABLE": "1",
     "NCCL_SHM_DISABLE": "1",
@@ -32,13 +37,13 @@ class Site:
 
 @pytest.fixture(autouse=True)
 def gpu() -> None:
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() and not _IS_ON_CPU:
         pytest.skip("no CUDA device is visible")
 
 
 @pytest.fixture
 def nccl(gpu: None) -> None:
-    if problem := nccl_report().problem:
+    if not _IS_ON_CPU and (problem := nccl_report().problem):
         pytest.skip(problem)
 
 
@@ -48,6 +53,10 @@ def sites(request: pytest.FixtureRequest, nccl: None) -> list[Site]:
 
     NCCL takes two ranks on one device for a mistake. It tells hosts apart by NCCL_HOSTID, and then does not look.
     """
+    if _IS_ON_CPU:
+        if request.param == "two GPUs":
+            pytest.skip("the CPU stands for one GPU")
+        return [Site("cpu", {}) for _ in range(2)]
     if request.param == "one GPU":
         return [Site("cuda:0", {**_ONE_GPU, "NCCL_HOSTID": f"host-{index}"}) for index in range(2)]
     if torch.cuda.device_count() < 2:

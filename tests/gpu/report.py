@@ -1,7 +1,8 @@
 """Runs everything that only a GPU can show, and writes a report: `python -m tests.gpu.report --out gpu.md` (or .json).
 
 It runs tests/gpu, times decode steps eagerly and as graphs beside a copy within the device, and NCCL's ways of moving a
-chunk. Without a GPU it says so in the report. The exit status is 1 if a test failed, and 2 if nothing could be run.
+chunk. Without a GPU it says so in the report. The exit status is 1 if a test or a measurement failed, and 2 if nothing
+could be run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from kv_transfer.transports.nccl_library import load_nccl, nccl_report
 from tests.gpu.decode_speed import LARGE, copy_bytes_per_s, measure_decode, seconds_per_call, write_config
 from tests.gpu.report_figures import Report, read_outcomes, write_report
 
-_CASES = [(1, 512), (1, 4096), (8, 1024), (64, 1024), (256, 1024)]
+CASES = [(1, 512), (1, 4096), (8, 1024), (64, 1024), (256, 1024)]
+_TESTS_TIMEOUT_S = 3600.0
+"""Most of the time compiles kernels, which Triton keeps in its cache for the next run."""
+_TESTS_RAN = (0, 1)
+"""Pytest's status if it ran all tests, whether they passed or not."""
 _CHUNK_BYTES = 32 << 20
 _MESSAGE_BYTES = 4 << 20
 
@@ -36,7 +41,7 @@ def main(out: Annotated[Path, typer.Option(help="The report: a file that ends wi
         report.skipped.append("no CUDA device is visible")
     else:
         device = torch.device(device.type, 0)
-        _attempt(report, "tests", lambda: _run_tests(report))
+        _attempt(report, "tests", lambda: run_tests(report))
         _attempt(report, "a copy within the device", lambda: _measure_copy(report, device))
         _attempt(report, "decode steps", lambda: _measure_decode(report))
         _attempt(report, "NCCL", lambda: _measure_links(report, device))
@@ -47,10 +52,11 @@ def main(out: Annotated[Path, typer.Option(help="The report: a file that ends wi
 
 def _attempt(report: Report, name: str, measure: Callable[[], None]) -> None:
     """Run a part; if it fails, the report says why, and the other parts run."""
+    typer.echo(f"running: {name}")
     try:
         measure()
     except Exception as error:
-        report.skipped.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+        report.broken.append(f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 
 def _machine() -> dict[str, str]:
@@ -61,11 +67,14 @@ def _machine() -> dict[str, str]:
     return facts
 
 
-def _run_tests(report: Report) -> None:
+def run_tests(report: Report) -> None:
+    """Run the tests of this folder. Raises RuntimeError if pytest cannot run them."""
     with tempfile.TemporaryDirectory() as directory:
         junit = Path(directory) / "junit.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "gpu", "tests/gpu", f"--junit-xml={junit}"]
-        subprocess.run(command, check=False, timeout=1800)
+        status = subprocess.run(command, check=False, timeout=_TESTS_TIMEOUT_S).returncode
+        if status not in _TESTS_RAN:
+            raise RuntimeError(f"pytest ended with status {status}; its output says why")
         report.correctness = read_outcomes(junit)
 
 
@@ -75,7 +84,7 @@ def _measure_copy(report: Report, device: torch.device) -> None:
 
 def _measure_decode(report: Report) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        report.decode = measure_decode(write_config(Path(directory), LARGE, 8192), _CASES)
+        report.decode = measure_decode(write_config(Path(directory), LARGE, 8192), CASES)
 
 
 def _measure_links(report: Report, device: torch.device) -> None:

@@ -46,6 +46,7 @@ class Report:
 
     machine: versions and names
     skipped: the reason why nothing, or a part, was run
+    broken: for each part that ended with an error, the error
     correctness: outcome of each test by name
     copy_bytes_per_s: read and written bytes of a copy within the device, each counted
     links: bytes per second of an NCCL link's ways of moving a chunk, and of a plain copy
@@ -53,6 +54,7 @@ class Report:
 
     machine: Mapping[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
     correctness: Mapping[str, str] = field(default_factory=dict)
     copy_bytes_per_s: float | None = None
     decode: Sequence[DecodeFigure] = ()
@@ -60,8 +62,9 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        """The tests that failed."""
-        return [name for name, outcome in self.correctness.items() if outcome not in ("passed", "skipped")]
+        """The tests that failed, and the parts that ended with an error."""
+        tests = [name for name, outcome in self.correctness.items() if outcome not in ("passed", "skipped")]
+        return tests + self.broken
 
     def to_json(self) -> str:
         """Return everything, with the rates that follow from it."""
@@ -83,7 +86,7 @@ class Report:
         if self.correctness:
             counts = {outcome: list(self.correctness.values()).count(outcome) for outcome in ("passed", "skipped")}
             lines += ["", f"{counts['passed']} tests passed, {counts['skipped']} were skipped."]
-            lines += [f"- FAILED: {name}" for name in self.failures]
+        lines += [f"- FAILED: {name}" for name in self.failures]
         if self.copy_bytes_per_s:
             lines += ["", f"A copy within the device moves {_gb(self.copy_bytes_per_s)} GB/s, read and written."]
         if self.decode:

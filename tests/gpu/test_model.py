@@ -19,22 +19,28 @@ from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.checkpoints import LATENT_FAMILIES
 from tests.reference import greedy_tokens, random_prompt
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 CheckpointOf = Callable[[str], Path]
 DEVICE = torch.device("cuda", 0)
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYERS = (
     AttentionLayer(0, 0.1, None, None),
     AttentionLayer(1, 0.1, 30.0, 24),
     AttentionLayer(2, 0.1, None, 24, has_sinks=True),
+    AttentionLayer(3, 0.1, None, None, chunk_size=64),
 )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 256])
-@pytest.mark.parametrize("heads", [(8, 8), (8, 2), (32, 2)])
-@pytest.mark.parametrize("block_size", [16, 24, 128])
+# Each case compiles some thirty kernels, so not every combination is tried: the interpreter computes them all.
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "heads", "block_size"),
+    [
+        *((dtype, size, (8, 2), 16) for dtype in DTYPES for size in (64, 80, 96, 112, 128, 192, 256, 512)),
+        *((torch.bfloat16, 128, heads, size) for heads in ((8, 8), (32, 2)) for size in (16, 24, 128)),
+    ],
+)
 def test_kernels_compute_what_float32_does(
     dtype: torch.dtype, head_dim: int, heads: tuple[int, int], block_size: int
 ) -> None:

@@ -30,7 +30,6 @@ from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.actors.speculation import EAGER, SpeculatingEngine
 from tests.adapters import adapted_tokens, adapter_of, make_adapter
 from tests.engine_pair import EnginePair, engine_config
-from tests.gpu.decode_speed import copy_bytes_per_s, measure_decode, write_config
 from tests.kv_transfer.connected_workers import LAYOUT
 from tests.reference import greedy_tokens, random_prompt
 from tests.simulated_gpu.device import install
@@ -423,23 +422,6 @@ class TestAdapters:
         run_with(None, None)
         assert runner._graphs is not None
         assert runner._graphs.num_replays == 3 * 7
-
-
-class TestReport:
-    """The measurements of tests/gpu run, whatever their figures are worth here."""
-
-    def test_decode_steps_are_timed_eagerly_and_as_graphs(self, tmp_path: Path) -> None:
-        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 384}
-        heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-        directory = write_config(tmp_path, sizes | heads, 128)
-        figures = measure_decode(directory, [(1, 20), (3, 40)], dtype="float32", num_steps=2)
-        assert [(figure.batch, figure.context) for figure in figures] == [(1, 20), (3, 40)]
-        assert all(figure.eager_s > 0 and figure.graph_s for figure in figures)
-        kv_token_bytes = 2 * 2 * 2 * 8 * 4
-        assert figures[1].step_bytes - figures[0].step_bytes == (3 * 40 - 20) * kv_token_bytes
-
-    def test_a_copy_is_timed(self) -> None:
-        assert copy_bytes_per_s(DEVICE, 1 << 10, 2) > 0
 
 
 class TestHandoff:

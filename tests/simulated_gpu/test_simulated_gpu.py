@@ -16,6 +16,7 @@ import pytest
 
 CHECKED = Path(__file__).with_name("checked.py")
 FEATURES = Path(__file__).with_name("checked_features.py")
+REPORT = Path(__file__).with_name("checked_report.py")
 RANKS = Path(__file__).with_name("checked_ranks.py")
 _TIMEOUT_S = 580
 
@@ -43,9 +44,7 @@ def test_the_device_notices_what_a_gpu_would_and_a_model_runs_on_it() -> None:
 @pytest.mark.more
 @pytest.mark.timeout(600)
 def test_every_dense_family_runs_on_it() -> None:
-    run_on_simulated_gpu(
-        str(CHECKED), "-k", "TestFamilies or TestExperts or TestAdapters or TestReport or TestHandoff or TestWaits"
-    )
+    run_on_simulated_gpu(str(CHECKED), "-k", "TestFamilies or TestExperts or TestAdapters or TestHandoff or TestWaits")
 
 
 @pytest.mark.more
@@ -58,6 +57,12 @@ def test_images_grammars_and_adapters_run_on_it() -> None:
 @pytest.mark.timeout(600)
 def test_ranks_run_on_it() -> None:
     run_on_simulated_gpu(str(RANKS))
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_the_report_of_a_gpu_is_written_on_it() -> None:
+    run_on_simulated_gpu(str(REPORT))
 
 
 @pytest.mark.more
