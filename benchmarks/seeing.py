@@ -55,7 +55,9 @@ _PICKER_INTERVAL_S = 0.05
 _READER = """
 import socket, sys, time
 port, path, interval_s, is_stream = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4] == "True"
-connection = socket.create_connection(("127.0.0.1", port))
+def connect():
+    return socket.create_connection(("127.0.0.1", port))
+connection = connect()
 def receive():
     return connection.recv(1 << 20) or sys.exit()
 asked = f"GET {path} HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n".encode()
@@ -72,6 +74,8 @@ while True:
         body += receive()
     next_s += interval_s
     time.sleep(max(0.0, next_s - time.monotonic()))
+    if interval_s >= 5:
+        connection = connect()  # The server has closed the connection by now.
 """
 _SINK = """
 import sys, threading
