@@ -10,10 +10,18 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
-_MIDDLE_PER_FULL = 1000
-"""Collections of the middle generation for each full one: with Python's other thresholds there is a full collection at
-most after every 7 million new objects that were not freed.
+_NEW_PER_YOUNG: Final = 5000
+"""New objects for each collection of the youngest generation, beyond those that were freed.
+
+That generation has all that came since the last one, what the streams of requests hold included: 10 000 to 20 000
+objects, which take 2 ms. With Python's 700 that is up to a tenth of an ingress's time, and nothing is found
+(benchmarks/RESULTS.md).
+"""
+_MIDDLE_PER_FULL: Final = 1000
+"""Collections of the middle generation for each full one: with the other thresholds there is a full collection at most
+after every 50 million new objects that were not freed.
 """
 
 
@@ -43,11 +51,11 @@ def leave_out_what_is_loaded() -> None:
 
 
 def collect_seldom() -> None:
-    """Make full collections rare, in a process with thousands of streams, all of whose objects they would visit.
+    """Make collections rare, and full ones very rare, in a process with thousands of streams.
 
     By default CPython runs a full collection whenever the objects have grown by a quarter since the last one, which is
     often while streams are opened: 3000 streams are 360 000 objects, which take 130 ms. Streams that have ended are in
     no cycles, so they are freed without a collection.
     """
-    young, middle, _ = gc.get_threshold()
-    gc.set_threshold(young, middle, _MIDDLE_PER_FULL)
+    _, middle, _ = gc.get_threshold()
+    gc.set_threshold(_NEW_PER_YOUNG, middle, _MIDDLE_PER_FULL)
