@@ -74,6 +74,8 @@ class ClusterSpec:
     restarts:           the limits of restarts of engines that die
     load_window_s:      ingresses count what clients ask for, in windows of so many seconds, for a planner; None: they
                         do not
+    host_bytes_per_s:   bandwidth with which an engine's blocks come back from the host's memory, where
+                        kv_transfer.cpu_cache_gib keeps some; of PCIe 4.0 with 16 lanes by default
     ingress:            the limits of each ingress, on what waits and on how often a request is submitted
     kv_transfer:        the handoffs' deadlines and limits
     """
@@ -93,5 +95,6 @@ class ClusterSpec:
     look_s: float = 1.0
     restarts: RestartConfig = field(default_factory=RestartConfig)
     load_window_s: float | None = None
+    host_bytes_per_s: float = 25e9
     ingress: IngressConfig = field(default_factory=IngressConfig)
     kv_transfer: KVTransferConfig = field(default_factory=KVTransferConfig)

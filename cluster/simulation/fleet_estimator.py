@@ -36,6 +36,7 @@ from cluster.simulation.simulation_result import Outcome, SimulatedRequest
 from cluster.simulation.simulator import Simulation
 from cluster.simulation.timing.kind_step_times import KindStepTimes
 from cluster.simulation.workloads.workload_request import HASHED_TOKENS, WorkloadRequest
+from kv_transfer.config import KVTransferConfig
 
 _MAX_ENGINES: Final = 8
 """Larger fleets are simulated by a slice."""
@@ -92,6 +93,8 @@ class SimulationEstimator:
             Slo(ttft_s=aims.ttft_s, itl_s=aims.itl_s),
             # What a cluster refuses misses its aims, and what waits too long does as well: refusals change nothing.
             ingress=IngressConfig(max_requests_in_flight=_MANY, max_waiting_tokens=_MANY),
+            # A request finds as much of its prompt cached as it did when it was recorded, wherever it goes.
+            kv_transfer=KVTransferConfig(prefix_fetch=False),
         )
 
     def _engine(self, role: EngineRole, number: int, speed: EngineSpeed, share: float, aims: PlanAims) -> EngineSpec:

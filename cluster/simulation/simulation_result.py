@@ -38,7 +38,8 @@ class SimulatedRequest(msgspec.Struct, frozen=True, gc=False):
 
     first_token_s, end_s: NEVER if there was none
     num_output_tokens:    those that came
-    num_cached_tokens:    tokens of the prompt whose KV the engine that computed the prompt had
+    num_cached_tokens:    tokens of the prompt whose KV the engine that computed the prompt had, or got from the host's
+                          memory or another engine's cache
     itl_p50_s, itl_p99_s, itl_max_s: quantiles of the request's own gaps between tokens; 0 with fewer than two tokens
     way, prefill_engine, decode_engine: of the last attempt; None if there was none, and no prefill engine if one engine
                           has done all

@@ -6,9 +6,10 @@
 What decides is the product's code, unchanged, with the virtual clock passed in. Models stand for what it decides about:
 steps take as long as StepTimes says, transfers share the engines' interfaces, clients send what the workload says.
 
-Not simulated: the network between clients, ingresses and engines (messages take no time), tokenizing, fetches of
-prefixes from other engines, stores of KV outside of engines, and a scheduler that works while its step runs. A
-preempted request that moves computes at its new engine what is not cached there.
+Prefixes come from other engines' caches over the links, and from the host tier (kv_transfer.cpu_cache_gib).
+
+Not simulated: the network between clients, ingresses and engines (messages take no time), tokenizing, other stores of
+KV outside of engines, and a scheduler that works while its step runs.
 """
 
 from __future__ import annotations

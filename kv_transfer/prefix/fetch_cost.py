@@ -8,6 +8,7 @@ because machines and networks change.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,12 +36,20 @@ class LinearCost:
 
     def observe(self, amount: float, seconds: float) -> None:
         """Add an observation: something of this amount took so many seconds."""
-        self._weight = self._weight * _MEMORY + 1.0
-        self._x = self._x * _MEMORY + amount
-        self._y = self._y * _MEMORY + seconds
-        self._xx = self._xx * _MEMORY + amount * amount
-        self._xy = self._xy * _MEMORY + amount * seconds
-        self._num_observations += 1
+        self.observe_all(amount, (seconds,))
+
+    def observe_all(self, amount: float, all_seconds: Sequence[float]) -> None:
+        """Add observations, the oldest first: each time, something of this amount took so many seconds."""
+        weight, x, y, xx, xy = self._weight, self._x, self._y, self._xx, self._xy
+        square = amount * amount
+        for seconds in all_seconds:
+            weight = weight * _MEMORY + 1.0
+            x = x * _MEMORY + amount
+            y = y * _MEMORY + seconds
+            xx = xx * _MEMORY + square
+            xy = xy * _MEMORY + amount * seconds
+        self._weight, self._x, self._y, self._xx, self._xy = weight, x, y, xx, xy
+        self._num_observations += len(all_seconds)
 
     def estimate(self, amount: float) -> float | None:
         """Return the seconds for an amount; None before three observations."""
@@ -64,9 +73,9 @@ class FetchCost:
         self._fetch = LinearCost(is_start_up=True)
         self._num_declined = 0
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """Note how long a step took that computed so many tokens."""
-        self._compute.observe(num_tokens, seconds)
+    def observe_steps(self, num_tokens: int, seconds: Sequence[float]) -> None:
+        """Note how long steps took that computed so many tokens each, the oldest first."""
+        self._compute.observe_all(num_tokens, seconds)
 
     def observe_fetch(self, num_blocks: int, seconds: float) -> None:
         """Note how long a fetch that brought so many blocks took, from its start to its report."""

@@ -158,13 +158,19 @@ class PrefixFetches:
         """Send these blocks, perhaps none, to the engine that fetches them."""
         self._answers.append(FetchAnswer(want, tuple(block_ids), len(block_ids) * self._block_size))
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """Note how long a step took that computed so many tokens."""
-        self._cost.observe_step(num_tokens, seconds)
+    def observe_steps(self, num_tokens: int, seconds: Sequence[float]) -> None:
+        """Note how long steps took that computed so many tokens each, the oldest first."""
+        if self._max_fetches:
+            self._cost.observe_steps(num_tokens, seconds)
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether anything was collected since the last add_to()."""
+        return bool(self._reservations or self._cancels or self._answers)
 
     def add_to(self, metadata: KVConnectorMetadata) -> KVConnectorMetadata:
         """Return the metadata with everything that was collected since the last call."""
-        if not (self._reservations or self._cancels or self._answers):
+        if not self.has_orders:
             return metadata
         metadata = add_fetches(metadata, self._reservations, self._cancels, self._answers)
         self._reservations, self._cancels, self._answers = [], [], []

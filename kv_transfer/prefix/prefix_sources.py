@@ -80,10 +80,16 @@ class PrefixSources:
         assert self._fetches is not None, "an engine that has links to others has fetches"
         self._fetches.answer(want, block_ids)
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """Note how long a step took that computed so many tokens: fetches are compared with it."""
+    def observe_steps(self, num_tokens: int, seconds: Sequence[float]) -> None:
+        """Note how long steps took that computed so many tokens each: fetches are compared with them."""
         if self._fetches is not None:
-            self._fetches.observe_step(num_tokens, seconds)
+            self._fetches.observe_steps(num_tokens, seconds)
+
+    @property
+    def has_orders(self) -> bool:
+        """Whether the next step's metadata has to begin, cancel or answer a load."""
+        has_stored = self.stores is not None and self.stores.has_orders
+        return has_stored or (self._fetches is not None and self._fetches.has_orders)
 
     def add_to(self, metadata: KVConnectorMetadata) -> KVConnectorMetadata:
         """Return the metadata with everything that was collected for the worker side since the last call."""

@@ -138,6 +138,11 @@ class StoreSet:
             found += [-minus_index] * num_blocks
         return found
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether loads have begun or were cancelled since the last take_metadata()."""
+        return bool(self._loads or self._cancelled)
+
     def take_metadata(self) -> StoreMetadata | None:
         """Remove and return everything that was collected for the worker side; None if there is nothing."""
         metadata = StoreMetadata(

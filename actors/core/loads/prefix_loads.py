@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from actors.core.blocks.block_pool import KVCacheBlock
@@ -73,9 +74,9 @@ class PrefixLoads:
         self._last_step_s = 0.0
 
     @property
-    def has_sources(self) -> bool:
-        """Whether prefixes can come from elsewhere."""
-        return self._sources is not None
+    def has_orders(self) -> bool:
+        """Whether the next step has to begin, cancel or answer a load."""
+        return self._sources is not None and self._sources.has_orders
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._loads
@@ -226,8 +227,18 @@ class PrefixLoads:
             return
         num_tokens, begun_s = self._steps.popleft()
         if num_tokens:
-            self._sources.observe_step(num_tokens, now_s - max(begun_s, self._last_step_s))
+            self._sources.observe_steps(num_tokens, (now_s - max(begun_s, self._last_step_s),))
         self._last_step_s = now_s
+
+    def note_steps(self, num_tokens: int, begun_s: float, ends_s: Sequence[float]) -> None:
+        """Note steps that followed one another, as begin_step() and end_step() would have.
+
+        num_tokens: of each of the steps; begun_s: the begin of the first one; ends_s: of each step, at least one
+        """
+        if self._sources is not None:
+            seconds = [end_s - begin_s for begin_s, end_s in pairwise((max(begun_s, self._last_step_s), *ends_s))]
+            self._sources.observe_steps(num_tokens, seconds)
+            self._last_step_s = ends_s[-1]
 
 
 def _cut(blocks: list[KVCacheBlock], max_num_free: int) -> list[KVCacheBlock]:

@@ -50,6 +50,14 @@ def simulate(
     link_gbit: Annotated[
         float, typer.Option(min=0.001, help="Bandwidth between two engines in Gbit/s.", rich_help_panel=_ENGINES)
     ] = 100.0,
+    host_gbit: Annotated[
+        float,
+        typer.Option(
+            min=0.001,
+            help="Bandwidth between host memory and an engine's device in Gbit/s, for kv_transfer.cpu_cache_gib.",
+            rich_help_panel=_ENGINES,
+        ),
+    ] = 200.0,
     scale_rate: Annotated[
         list[float],
         typer.Option(
@@ -92,7 +100,12 @@ def simulate(
     from cluster.commands.simulate.simulation_jobs import SimulationJob
 
     source = EngineSource(
-        cost_model=cost_model, op_tables=op_tables, shape=shape, num_kv_tokens=kv_tokens, link_gbit_per_s=link_gbit
+        cost_model=cost_model,
+        op_tables=op_tables,
+        shape=shape,
+        num_kv_tokens=kv_tokens,
+        link_gbit_per_s=link_gbit,
+        host_gbit_per_s=host_gbit,
     )
     files: list[Path | None] = [*config] if config else [None]
     planned = [

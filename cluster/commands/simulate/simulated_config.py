@@ -34,6 +34,7 @@ class EngineSource:
     num_kv_tokens:    tokens that an engine's KV cache holds; None: as the shape or the settings say
     link_gbit_per_s:  bandwidth between two engines
     link_latency_s:   one way
+    host_gbit_per_s:  bandwidth between the host's memory and an engine's device
     """
 
     cost_model: Path | None = None
@@ -42,6 +43,7 @@ class EngineSource:
     num_kv_tokens: int | None = None
     link_gbit_per_s: float = 100.0
     link_latency_s: float = 1e-4
+    host_gbit_per_s: float = 200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ def cluster_of(config: ClusterConfig, source: EngineSource, plan: FaultPlan | No
         config.routing.mode,
         Slo(ttft_s=_seconds(config.slo.ttft_ms), itl_s=_seconds(config.slo.itl_ms)),
         config.ingress.count,
+        host_bytes_per_s=source.host_gbit_per_s * 1e9 / _BITS,
         longest_drain_s=config.drain_timeout_s,
         restarts=config.restarts,
         ingress=config.ingress,

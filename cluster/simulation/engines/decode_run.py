@@ -39,10 +39,11 @@ class DecodeRun:
         rows = scheduler.running
         self._scheduler = scheduler
         self._rows = rows
+        self._begin_s = begin_s
         self._indices: Ints = rows.epochs.nonzero()[0]
         self._epochs = rows.epochs[self._indices]
         num_computed = rows.num_computed[self._indices]
-        num_decodes = len(self._indices)
+        self._num_decodes = num_decodes = len(self._indices)
         shape = StepShape(num_decodes, num_decodes, int(num_computed.sum()))
         seconds = step_times.decode_run_s(shape, num_steps)
         if slowness != 1.0:
@@ -88,9 +89,11 @@ class DecodeRun:
         num_over = min(int(self.ends_s.searchsorted(now_s, side="right")), self.num_steps - 1)
         self._advance(num_over + 1, num_over)
 
-    def finish(self) -> None:
-        """Take in all steps but the last one's tokens."""
+    def finish(self, now_s: float) -> None:
+        """Take in all steps, which end now, but the last one's tokens."""
         self._advance(self.num_steps, self.num_steps - 1)
+        ends_s = [*self.ends_s[:-1].tolist(), now_s]
+        self._scheduler.remote.prefix_loads.note_steps(self._num_decodes, self._begin_s, ends_s)
 
     def take_last(self) -> None:
         """Take in the last step's tokens."""
@@ -176,7 +179,7 @@ def has_work(scheduler: Scheduler, connector: SchedulerSide, now_s: float) -> bo
     # Requests that wait for other engines are in no queue.
     if len(scheduler.requests) > len(remote.loading) + len(remote.blocked_producers):
         return True
-    if scheduler.finished_req_ids or connector.has_news or remote.embeddings or remote.prefix_loads.has_sources:
+    if scheduler.finished_req_ids or connector.has_news or remote.embeddings or remote.prefix_loads.has_orders:
         return True
     deadline_s = scheduler.next_deadline()
     return deadline_s is not None and deadline_s <= now_s
@@ -189,6 +192,8 @@ def num_free_steps(scheduler: Scheduler, connector: SchedulerSide, max_steps: in
     """
     rows, remote = scheduler.running, scheduler.remote
     if not len(rows) or scheduler.waiting or scheduler.loaded or remote.blocked_consumers or connector.has_news:
+        return 0
+    if remote.prefix_loads.has_orders:
         return 0
     indices = rows.epochs.nonzero()[0]
     num_computed, num_expected = rows.num_computed[indices], rows.num_expected[indices]

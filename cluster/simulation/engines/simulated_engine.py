@@ -98,16 +98,15 @@ class SimulatedEngine:
         cluster = around.cluster
         self.transfers = SimulatedTransfers(
             self.descriptor.key,
-            cluster.kv_transfer,
+            cluster,
             spec.block_size,
-            cluster.kv_bytes_per_token,
             events=around.events,
             network=around.network,
             peers=around.peers,
             on_progress=self._wake,
         )
         self._connector = SchedulerSide(cluster.kv_transfer, spec.block_size)
-        self.scheduler = scheduler_of(spec, cluster, self._connector, around.events.clock)
+        self.scheduler = scheduler_of(self.descriptor.key, spec, cluster, self._connector, around.events.clock)
         budget = self.scheduler.chunk_budget
         budget.set_aim(spec.itl_s)
         budget.set_role(spec.role.value)
@@ -301,7 +300,7 @@ class SimulatedEngine:
         results = ModelRunnerOutput([], _NO_TOKENS, kv_connector_output=reports)
         outputs = self.scheduler.update_from_output(output, results)
         self._deliver(outputs)
-        return bool(outputs) or reports is not None
+        return bool(outputs) or not reports.is_empty()
 
     def _begin_run(self) -> bool:
         """Begin many decode steps at once, if nothing else is due."""
@@ -372,7 +371,7 @@ class SimulatedEngine:
 
     def _end_run(self, run: DecodeRun) -> None:
         self._run = None
-        run.finish()
+        run.finish(self._events.now_s)
         self.log.add_all(run.take_ends())
         self.log.add(self._events.now_s)
         if run.completes_one:

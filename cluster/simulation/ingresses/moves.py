@@ -3,8 +3,7 @@
 A request that was preempted stays where it is, and is submitted to another engine, its target, as well. Whichever gives
 the next token keeps it, and the other one is told to abort. If one of them fails, the other goes on.
 
-Not simulated: the fetch of the blocks that are still cached at the first engine. The target computes all that it has
-not cached itself, so that a simulated move takes longer than a real one.
+As in a cluster, the target may fetch the blocks that are still cached at the first engine.
 """
 
 from __future__ import annotations

@@ -213,7 +213,9 @@ class SimulatedIngress:
         assert route is not None, "an attempt has a route"
         is_decode = route.decode.engine is engine
         is_first = flight.num_attempts == 1 and not flight.num_moves
-        if output.timings is not None and not flight.num_cached_tokens and is_first:
+        # What a decode engine has of a handoff's prompt was computed by the prefill engine all the same.
+        computes_prompt = route.prefill is None or not is_decode
+        if output.timings is not None and not flight.num_cached_tokens and is_first and computes_prompt:
             flight.num_cached_tokens = output.timings.num_cached_tokens
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             if is_decode:

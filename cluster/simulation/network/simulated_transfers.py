@@ -12,14 +12,17 @@ from functools import partial
 from typing import Final
 
 from cluster.routing.engine_connection import EngineKey
+from cluster.simulation.cluster_spec import ClusterSpec
 from cluster.simulation.event_queue import EventQueue
 from cluster.simulation.network.open_transfers import Loading, Sending, SendingLink
 from cluster.simulation.network.shared_network import SharedNetwork
+from cluster.simulation.network.simulated_stores import SimulatedStores
 from kv_transfer.agent.link_meter import LinkMeter
-from kv_transfer.config import KVTransferConfig
+from kv_transfer.connector.fetches import WantedFetch
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import (
     FailedSending,
+    FetchWanted,
     FinishedReceiving,
     FinishedSending,
     KVConnectorOutput,
@@ -57,9 +60,8 @@ class SimulatedTransfers:
     def __init__(
         self,
         engine: EngineKey,
-        config: KVTransferConfig,
+        cluster: ClusterSpec,
         block_size: int,
-        kv_bytes_per_token: int,
         *,
         events: EventQueue,
         network: SharedNetwork,
@@ -68,9 +70,9 @@ class SimulatedTransfers:
     ) -> None:
         """peers: return another engine's transfers; on_progress: called when there is something to report"""
         self._engine = engine
-        self._config = config
+        self._config = cluster.kv_transfer
         self._block_size = block_size
-        self._block_size_bytes = block_size * kv_bytes_per_token
+        self._block_size_bytes = block_size * cluster.kv_bytes_per_token
         self._events = events
         self._network = network
         self._peers = peers
@@ -84,6 +86,7 @@ class SimulatedTransfers:
         self._links: dict[EngineKey, SendingLink] = {}
         self._reports: list[TransferReport] = []
         self._meter = LinkMeter()
+        self._stores = SimulatedStores(events, self._block_size_bytes / cluster.host_bytes_per_s, self._report)
         self.num_sent_bytes = 0
 
     # -- the connector's interface -------------------------------------------------------------------------------
@@ -99,6 +102,8 @@ class SimulatedTransfers:
         for finish in metadata.producer_finishes:
             if (sending := self._sending_of(finish.key)) is not None:
                 self._follow_sending(sending, sending.machine.on_finish(finish.end, finish.first_token_id))
+        if metadata.stores is not None:
+            self._stores.start_step(metadata.stores)
         for key in metadata.consumer_cancels:
             if (loading := self._loading.get(self._transfer_of_key.get(key, ""))) is not None:
                 self._follow_loading(loading, loading.machine.on_cancel(self._events.now_s))
@@ -114,10 +119,8 @@ class SimulatedTransfers:
         """Whether anything has happened since the last take_output()."""
         return bool(self._reports)
 
-    def take_output(self) -> KVConnectorOutput | None:
-        """Return what has happened since the last call; None if nothing has."""
-        if not self._reports:
-            return None
+    def take_output(self) -> KVConnectorOutput:
+        """Return what has happened since the last call."""
         output, self._reports = KVConnectorOutput(self._reports), []
         return output
 
@@ -240,6 +243,9 @@ class SimulatedTransfers:
             self._refuse(peer, message)
         elif sending is None:
             self._early[message.transfer_id] = peer, message
+            if message.fetch is not None:
+                address = EngineAddress(peer[0], peer[1], "")
+                self._report(FetchWanted(WantedFetch(message.attempt, address, message.fetch)))
             limit_s = self._events.now_s + self._config.ready_timeout_s
             self._events.at(limit_s, self._expire, message)
         elif sending.peer == peer and sending.machine.attempt == message.attempt:

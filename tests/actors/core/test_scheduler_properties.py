@@ -25,7 +25,7 @@ from kv_transfer.connector.steps import Reservation
 from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks, StoreMetadata
 from kv_transfer.params import TransferRole
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.stores.host_tier import HostMemoryScheduler
+from kv_transfer.stores.host_blocks import HostMemoryScheduler
 from kv_transfer.stores.store_set import KVStoreScheduler, StoreSet
 from tests.actors.core.admission_order import check_admission_order
 from tests.actors.core.arrivals import ARRIVALS, SETUPS, Arrival, Setup, place_items, share_slots, show_images

@@ -31,7 +31,7 @@ def test_amounts_that_are_all_alike_are_all_slope_or_all_start_up(is_start_up: b
 def test_short_fetches_that_were_not_worth_it_do_not_speak_against_long_ones() -> None:
     cost = FetchCost()
     for num_tokens in (16, 64, 256):
-        cost.observe_step(num_tokens, 0.0001 * num_tokens)
+        cost.observe_steps(num_tokens, (0.0001 * num_tokens,))
     for _ in range(5):
         cost.observe_fetch(8, 0.020)
     assert not cost.is_worth_it(8, 128), "20 ms against 13 ms"
@@ -61,7 +61,7 @@ def test_what_was_long_ago_is_forgotten() -> None:
 
 def _learn(cost: FetchCost, *, step_s_per_token: float, fetch_s_per_block: float) -> None:
     for amount in (16, 32, 64):
-        cost.observe_step(amount, 0.001 + step_s_per_token * amount)
+        cost.observe_steps(amount, (0.001 + step_s_per_token * amount,))
         cost.observe_fetch(amount // 16, 0.005 + fetch_s_per_block * amount / 16)
 
 

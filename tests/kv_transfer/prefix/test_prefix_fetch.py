@@ -6,7 +6,7 @@ from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd
 from kv_transfer.params import EngineAddress, PrefixSource, TransferRole
 from kv_transfer.prefix.prefix_fetch import PrefixFetches
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.stores.host_tier import HostMemoryScheduler
+from kv_transfer.stores.host_blocks import HostMemoryScheduler
 from kv_transfer.stores.store_set import StoreSet
 
 PEER = EngineAddress("decode-0", 3, "host:1")

@@ -1,9 +1,15 @@
+"""The host tier: which evicted blocks it keeps, and their bytes.
+
+Tests of kv_transfer/stores/host_blocks.py.
+"""
+
 from __future__ import annotations
 
 import pytest
 
 from kv_transfer.layout import KVCacheLayout
-from kv_transfer.stores.host_tier import HostMemoryScheduler, HostMemoryWorker, num_host_slots
+from kv_transfer.stores.host_blocks import HostMemoryScheduler
+from kv_transfer.stores.host_tier import HostMemoryWorker, num_host_slots
 
 A, B, C, D = (bytes([number]) * 16 for number in range(4))
 

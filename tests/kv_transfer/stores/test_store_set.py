@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from kv_transfer.connector.store_steps import BlockLoad, StoredBlock
-from kv_transfer.stores.host_tier import HostMemoryScheduler
+from kv_transfer.stores.host_blocks import HostMemoryScheduler
 from kv_transfer.stores.store_set import StoreSet
 from tests.kv_transfer.stores.memory_store import EverythingStore
 

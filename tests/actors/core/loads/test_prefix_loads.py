@@ -21,7 +21,7 @@ from kv_transfer.connector.store_steps import BlockLoad, LoadedBlocks
 from kv_transfer.params import EngineAddress, TransferRole
 from kv_transfer.prefix.prefix_fetch import PrefixFetches
 from kv_transfer.prefix.prefix_sources import PrefixSources
-from kv_transfer.stores.host_tier import HostMemoryScheduler
+from kv_transfer.stores.host_blocks import HostMemoryScheduler
 from kv_transfer.stores.store_set import StoreSet
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, FakeConnector, reference_tokens
