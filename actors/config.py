@@ -45,8 +45,13 @@ class ModelConfig(_Settings):
     )
     enforce_eager: bool = Field(
         False,
-        description="Run each step operator by operator, also on a GPU. Otherwise an engine on a GPU captures CUDA "
-        "graphs of its decode steps when it starts, and replays them: the host then launches a step at once.",
+        description="Run each step operator by operator. Otherwise an engine on a GPU captures CUDA graphs of its "
+        "decode steps when it starts, and replays them: the host then launches a step at once.",
+    )
+    compile_one_token: bool = Field(
+        False,
+        description="On a CPU, compile the step of one token at the start, for a faster single stream. It takes up to "
+        "a minute and a C++ compiler. Steps stay as they are where it fails or would change a result.",
     )
     cuda_graph_sizes: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
         None,
@@ -153,8 +158,7 @@ class SpeculativeConfig(_Settings):
         4,
         ge=1,
         le=16,
-        description="With ngram, matches of up to this many equal tokens are looked for, and the longest match is "
-        "used.",
+        description="With ngram, matches of up to this many equal tokens are looked for; the longest match is used.",
     )
     model: str | None = Field(
         None, description="With draft_model, this is the directory of a smaller checkpoint with the same vocabulary."
@@ -191,8 +195,7 @@ class GrammarConfig(_Settings):
         1,
         ge=1,
         le=16,
-        description="This many processes compile grammars. Each starts when it is first needed and takes about 300 "
-        "MB of memory.",
+        description="This many processes compile grammars. Each starts when it is first needed and takes about 300 MB.",
     )
     compile_timeout_s: float = Field(
         10.0, gt=0, description="Compiling one grammar may take this many seconds; after that its request fails."
@@ -200,8 +203,7 @@ class GrammarConfig(_Settings):
     compile_memory_mib: int = Field(
         1024,
         ge=64,
-        description="Compiling one grammar may take this much memory, in MiB; a request whose grammar takes more "
-        "fails.",
+        description="Compiling a grammar may take this much memory, in MiB; a request whose grammar takes more fails.",
     )
     max_compiled_mib: int = Field(
         64,
@@ -312,8 +314,7 @@ class SchedulerConfig(_Settings):
     )
     grammar: GrammarConfig = Field(
         GrammarConfig(),
-        description="These settings limit the processes beside the engine that compile the grammars of structured "
-        "output.",
+        description="These settings limit the processes that compile the grammars of structured output.",
     )
     speculative: SpeculativeConfig | None = Field(
         None,
@@ -369,9 +370,9 @@ class ParallelConfig(_Settings):
     )
     cpu_binding: Literal["auto", "none"] = Field(
         "auto",
-        description="Cores on which an engine's threads compute, on a CPU. none: any; auto: num_cpus "
-        "cores that no other engine of the host computes on, where Ray gives away no more CPUs than the node has; any "
-        "otherwise. Tensor-parallel ranks compute on any.",
+        description="Cores on which an engine's threads compute, on a CPU. none: any; auto: num_cpus cores that no "
+        "other engine of the host computes on, where Ray gives away no more CPUs than the node has; any otherwise. "
+        "Tensor-parallel ranks compute on any.",
     )
 
 

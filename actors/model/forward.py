@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -20,6 +21,16 @@ from actors.model.states.step_states import BatchWithStates
 
 TakeStates = Callable[[Tensor], None]
 """A function that gets the last layer's hidden states after the last norm, [num_tokens, hidden_size]."""
+
+
+class OneTokenForward(Protocol):
+    """Computes what FlatForward computes for one token, in the same bits."""
+
+    elapsed_s: float
+    """The seconds that its compilation took."""
+
+    def __call__(self, input_ids: Tensor, positions: Tensor, batch: BatchAttention, indices: Tensor) -> Tensor:
+        """Return the logits of the token, [1, vocab_size]."""
 
 
 class FlatForward:
@@ -44,6 +55,10 @@ class FlatForward:
         config = model.config.get_text_config(decoder=True)
         self._counts_by_cache = config.model_type in WITH_POSITIONS_BY_CACHE
         keep_latents(model)
+        self.one_token: OneTokenForward | None = None
+        """Computes the steps of one token, if it was compiled."""
+        self.num_compiled = 0
+        """How many steps were computed by it."""
         self._keeps_logits = self.generates and "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(
@@ -63,6 +78,10 @@ class FlatForward:
         inputs_embeds: [num_tokens, hidden_size] in the model's dtype, instead of the embeddings of input_ids
         Returns [n, vocab_size], or [n, hidden_size], in the model's dtype.
         """
+        is_plain = take_states is None and inputs_embeds is None
+        if self.one_token is not None and is_plain and input_ids.shape == positions.shape == indices.shape == (1,):
+            self.num_compiled += 1
+            return self.one_token(input_ids, positions, batch, indices)
         inputs = {"input_ids": input_ids[None]} if inputs_embeds is None else {"inputs_embeds": inputs_embeds[None]}
         if take_states is None:
             return self._run(inputs, positions, batch, indices)

@@ -86,7 +86,7 @@ class ModelRunner:
         self._prompt_embeds = PromptEmbedsBatch(model.forward.model)
         self._graphs: DecodeGraphs | None = None
         self.cuda_graphs = ""
-        """The batch sizes that capture_graphs() has captured, or why there are none, in words."""
+        """The batch sizes that capture_graphs() has captured, or the compiled step, or why there is none, in words."""
         self._newest_tokens = torch.zeros(batch.max_num_seqs, dtype=torch.int64, device=model.device)
         """The token that was last sampled for each row."""
         self._unsettled: SamplingStep | None = None
@@ -115,20 +115,22 @@ class ModelRunner:
         kv_cache[: max(1, self.layout.num_state_blocks)].zero_()
 
     def capture_graphs(self, config: ModelConfig, max_num_seqs: int, say: Callable[[str], None]) -> None:
-        """Capture graphs of decode steps, if the settings and the model allow it; after warm_up(), before any request.
+        """Capture decode steps, or compile those of one token on a CPU, if the settings and the model allow it.
 
-        max_num_seqs: the most requests of a step; say: called with how far it is
+        Call it after warm_up(), before any request. max_num_seqs: the most requests of a step; say: called with how
+        far it is
         """
-        self._graphs, self.cuda_graphs = capture_graphs(
-            config,
-            self._model,
-            self._attention,
-            self.adapters,
-            say,
-            max_num_seqs=max_num_seqs,
-            max_model_len=self.max_model_len,
-            has_drafts=self._proposer is not None,
-        )
+        with self.threads.for_step(1):
+            self._graphs, self.cuda_graphs = capture_graphs(
+                config,
+                self._model,
+                self._attention,
+                self.adapters,
+                say,
+                max_num_seqs=max_num_seqs,
+                max_model_len=self.max_model_len,
+                has_drafts=self._proposer is not None,
+            )
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step, and sample a token for each request whose last token is in the step."""
@@ -165,9 +167,8 @@ class ModelRunner:
         num_replays = self._num_replays
         inputs, logits, prompt_logprobs = self._compute(scheduler_output, take_states)
         if pooled is None and self._proposer is None and inputs.drafts is None and len(inputs.sampled):
-            sampling = self._start_sampling(scheduler_output, inputs, logits, prompt_logprobs)
-            sampling.is_replayed = self._num_replays > num_replays
-            return sampling
+            is_replayed = self._num_replays > num_replays
+            return self._start_sampling(scheduler_output, inputs, logits, prompt_logprobs, is_replayed=is_replayed)
         if len(inputs.sampled):
             self._settle()
             output = self._sample_and_propose(scheduler_output, inputs, logits)
@@ -191,11 +192,14 @@ class ModelRunner:
         inputs: StepInputs,
         logits: Tensor,
         prompt_logprobs: dict[str, list[TokenLogprobs]] | None,
+        *,
+        is_replayed: bool = False,
     ) -> SamplingStep:
         """Sample one token for each request whose last token is in the step."""
         grammar_mask = GrammarMask.of_step(scheduler_output, inputs.sampled)
         sampling = start_sampling(logits, self._batch.sampling_batch(inputs.sampled_rows), grammar_mask)
         step = SamplingStep(self._batch, scheduler_output.batch.req_ids, inputs, sampling, prompt_logprobs)
+        step.is_replayed = is_replayed
         if is_accelerator(self._model.device):
             [rows] = upload([inputs.sampled_rows], self._model.device)
             self._newest_tokens.index_copy_(0, rows, sampling.token_ids)
@@ -310,7 +314,7 @@ class ModelRunner:
 
     @property
     def _num_replays(self) -> int:
-        return 0 if self._graphs is None else self._graphs.num_replays
+        return self._model.forward.num_compiled if self._graphs is None else self._graphs.num_replays
 
     @property
     def kv_cache(self) -> Tensor:

@@ -47,7 +47,7 @@ class ModelRunnerOutput:
     prompt_logprobs_dict: by request id, for each request that asked and whose prompt is wholly computed, one entry for
         each prompt token but the first
     draft_token_ids: draft tokens for the next step
-    is_replayed: whether the step was a CUDA graph's, and not eager
+    is_replayed: whether the step was a CUDA graph's or a compiled one, and not eager
     adapter_loads: the results of loads, by the adapter's key: None, or why the load has failed
     """
 

@@ -134,7 +134,7 @@ class SchedulerStats:
     num_output_tokens: Total = 0
     num_steps: Total = 0
     num_replayed_steps: Total = 0
-    """Steps that replayed a CUDA graph; the others ran eagerly."""
+    """Steps that replayed a CUDA graph or were compiled; the others ran eagerly."""
     num_late_completions: Total = 0
     """Completions that came late, twice or for an unknown request, and were dropped."""
     num_refused_handoffs: Total = 0

@@ -13,6 +13,7 @@ from actors.config import ModelConfig
 from actors.model.attention.backend import AttentionBackend
 from actors.model.attention.batch_plan import begun_blocks, token_slots
 from actors.model.attention.static_batch import StaticAttention
+from actors.model.compiled.configured_step import compile_steps
 from actors.model.graphs.capture_sizes import capture_sizes
 from actors.model.graphs.decode_graphs import CaptureLimits, DecodeGraphs, StaticAdapters
 from actors.model.graphs.decode_inputs import DecodeStep
@@ -43,10 +44,13 @@ def capture_graphs(
 
     say: called with how far it is
     has_drafts: whether steps may verify drafts
-    Returns the graphs, or None if there are none; and what was captured, or why nothing was, in words.
+    Returns the graphs, or None if there are none; and what was captured, or why nothing was, in words. On a CPU the
+    step of one token may be compiled instead.
     """
     if not is_accelerator(model.device):
-        return None, f"none: the model is on the {model.device.type}"
+        return None, compile_steps(
+            config, model, attention, say, max_model_len=max_model_len, has_adapters=adapters is not None
+        )
     sizes = capture_sizes(config.cuda_graph_sizes, max_num_seqs)
     reason = _reason_against(config, model, attention) or ("no size is configured" if not sizes else None)
     if reason is not None or not isinstance(attention, StaticAttention):

@@ -192,7 +192,11 @@ def _choices(engines: Sequence[admin_pb2.EngineStatus]) -> list[WideTable]:
             (" engine", " inputs that are not served"),
             [row for row in left_out if row[1]],
         ),
-        ("CUDA graphs", (" engine", " captured", "replayed steps", "eager steps"), [row for row in graphs if row[1]]),
+        (
+            "CUDA graphs and compiled steps",
+            (" engine", " captured or compiled", "replayed steps", "eager steps"),
+            [row for row in graphs if row[1]],
+        ),
     )
     return [WideTable(title, columns, rows) for title, columns, rows in tables if rows]
 

@@ -192,7 +192,9 @@ FIGURES: Final = (
         "Preemptions: a running request lost its blocks to another one.",
         lambda stats: stats.num_preemptions,
     ),
-    _counted("raypd_engine_steps_total", "Steps, replayed from a CUDA graph or run eagerly.", _steps, "execution"),
+    _counted(
+        "raypd_engine_steps_total", "Steps, replayed (CUDA graph or compiled) or run eagerly.", _steps, "execution"
+    ),
     _counted(
         "raypd_engine_late_completions_total",
         "Completions that came late, twice or for an unknown request, and were dropped.",

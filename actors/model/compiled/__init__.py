@@ -1,0 +1,1 @@
+"""Steps of one token, compiled by torch's inductor into fewer operators that give the same bits."""
