@@ -42,8 +42,8 @@ DENSE_FAMILIES = (
     *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt"),
     *("granite_swa", "nemotron", "stablelm", "falcon", "falcon_40b", "falcon_mha"),
 )
-GROUPED_FAMILIES = ("gemma3n", "gemma4")
-"""Their layers differ in their KV, or read other layers' KV."""
+GROUPED_FAMILIES = ("gemma3n", "gemma4", "llama4")
+"""Their layers differ in their KV, read other layers' KV, or attend within chunks."""
 LATENT_FAMILIES = ("minicpm3", "youtu")
 """Their layers cache latents: the torch backend serves them, without graphs."""
 MIXTURES = ("mixtral", "qwen3_moe")
@@ -235,7 +235,7 @@ class TestFamilies:
 class TestExperts:
     """Mixtures of experts: torch multiplies the rows of all experts at once, in bfloat16 without a wait."""
 
-    @pytest.mark.parametrize("family", [*MIXTURES, "mimo"])
+    @pytest.mark.parametrize("family", [*MIXTURES, "mimo", "gpt_oss", "granitemoe_swa"])
     def test_tokens_equal_generate_in_float32_though_every_layer_waits(
         self, family: str, checkpoint: CheckpointOf
     ) -> None:
