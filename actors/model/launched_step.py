@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actors.core.outputs.model_runner_output import NO_TOKEN, ModelRunnerOutput, TokenLogprobs
 from actors.model.input_batch import AwaitedTokens, InputBatch, StepInputs
-from actors.model.sampling.sampler import SamplerOutput, StartedSampling
+from actors.model.sampling.sampler import KnownSampling, SamplerOutput, StartedSampling
 from kv_transfer.device_kind import StreamEvent
 
 
@@ -62,7 +62,7 @@ class SamplingStep:
         batch: InputBatch,
         req_ids: list[str],
         inputs: StepInputs,
-        sampling: StartedSampling,
+        sampling: StartedSampling | KnownSampling,
         prompt_logprobs: dict[str, list[TokenLogprobs]] | None,
     ) -> None:
         """Count the tokens in the batch. prompt_logprobs: of prompts that end in the step, by request id"""
@@ -71,7 +71,7 @@ class SamplingStep:
         self._awaited: AwaitedTokens = batch.extend(inputs.sampled_rows)
         self._output: ModelRunnerOutput | None = None
         self.is_replayed = False
-        """Whether a CUDA graph has computed the step; set before result()."""
+        """Whether a CUDA graph has computed the step, or a compiled one; set before result()."""
 
     @property
     def is_finished(self) -> bool:

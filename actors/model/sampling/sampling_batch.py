@@ -54,7 +54,7 @@ class SamplingTable:
 class SamplingBatch:
     """The rows of one step, and their sampling parameters as arrays.
 
-    is_plain: every row is greedy and nothing changes its logits, so the argmax is the token
+    is_plain: every row is greedy, nothing changes its logits and no log-probabilities are wanted: the argmax is all
     num_logprobs: per row, NO_LOGPROBS where none are wanted
     """
 
@@ -77,7 +77,8 @@ class SamplingBatch:
         self.is_random = self.temperature > 0.0
         self.has_changes = table.changes_logits[rows] | (num_output_tokens < table.min_tokens[rows])
         self.num_logprobs = table.num_logprobs[rows]
-        self.is_plain = not (self.is_random.any() or self.has_changes.any())
+        wants_logprobs = self.num_logprobs > NO_LOGPROBS
+        self.is_plain = not (self.is_random | self.has_changes | wants_logprobs).any()
         self._num_output_tokens = num_output_tokens
 
     def __len__(self) -> int:

@@ -256,3 +256,16 @@ def test_nans_are_counted_by_row() -> None:
         2,
         0,
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_that_are_all_greedy_get_their_largest_logit_and_their_nans_counted(dtype: torch.dtype) -> None:
+    logits = logits_of(4, VOCAB_SIZE).to(dtype)
+    logits[1, 4:6] = float("nan")
+    logits[2, 7] = logits[2, 3] = 1e3
+
+    output = sample(logits, SamplingBatch.of_rows([row(GREEDY)] * 4))
+
+    assert output.token_ids == [int(logits[0].argmax()), 4, 3, int(logits[3].argmax())]
+    assert output.num_nans == [0, 2, 0, 0]
+    assert output.logprobs == [None] * 4
