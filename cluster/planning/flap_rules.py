@@ -1,25 +1,30 @@
 """The rules that keep the planner from changing the fleet to and fro.
 
-1. Fewer engines of a role only if the estimate of those that stay meets the aims (the planner estimates every target).
+1. Fewer engines of a role only if the estimate of those that stay meets the aims (the planner estimates every target);
+   fewer engines in all only if it does so for the load of a window of time, too, not only until an engine could start.
 2. Fewer engines only down to the most that any tick of a window needed, and only once the planner has seen a window.
 3. A change has to gain more over the horizon than it costs.
 4. One change at a time, and a change that takes too long is withdrawn.
 5. An aim that no number of engines attains is a finding, not a reason for more engines.
 6. No data is not no load: without complete, recent windows nothing changes.
 7. All roles change by one target within the limits; engines leave before others start (fleet_change.py).
+8. What a change of the window has done is not undone, neither in the number of engines nor in that of a role, unless
+   the fleet misses the aims by more than chance, and every fleet that undoes nothing misses them, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from cluster.planning.fleet_counts import PLANNED_ROLES, FleetCounts, FleetLimits
 from cluster.planning.fleet_estimate import ServiceEstimate
-from cluster.planning.plan_record import PlanInputs, PlanMemory, Recommendation
+from cluster.planning.plan_record import MadeChange, PlanInputs, PlanMemory, Recommendation
+from cluster.routing.engine_connection import EngineRole
 
 _MAX_AGE_WINDOWS: Final = 3
 """The newest complete window may have ended this many windows ago."""
@@ -38,9 +43,10 @@ def find_staleness(inputs: PlanInputs) -> str:
 
 
 def remembered(memory: PlanMemory, fleet: FleetCounts, now_s: float, window_s: float) -> PlanMemory:
-    """Return the memory with this tick's recommendation, without those older than the window."""
+    """Return the memory with this tick's recommendation, without what is older than the window."""
     kept = [one for one in memory.recommendations if one.at_s > now_s - window_s]
-    return msgspec.structs.replace(memory, recommendations=(*kept, Recommendation(now_s, fleet)))
+    changes = tuple(one for one in memory.changes if one.at_s > now_s - window_s)
+    return msgspec.structs.replace(memory, recommendations=(*kept, Recommendation(now_s, fleet)), changes=changes)
 
 
 def window_s(inputs: PlanInputs) -> float:
@@ -66,6 +72,32 @@ def agree(current: FleetCounts, target: FleetCounts, leaning: FleetCounts) -> bo
     )
 
 
+def undoes(changes: Sequence[MadeChange], current: FleetCounts, target: FleetCounts) -> bool:
+    """Whether a target takes back what the newest change of the number of engines, or of a role's, has done (rule 8).
+
+    changes: those of the window, the oldest first
+    """
+    counts: list[Callable[[FleetCounts], int]] = [lambda fleet: fleet.num_engines]
+    counts += [partial(_of_role, role) for role in PLANNED_ROLES]
+    for count in counts:
+        steps = (count(change.after) - count(change.before) for change in reversed(changes))
+        newest = next((step for step in steps if step), 0)
+        if newest * (count(target) - count(current)) < 0:
+            return True
+    return False
+
+
+def misses_clearly(estimate: ServiceEstimate, attainment: float, num_requests: int) -> bool:
+    """Whether a fleet misses the wanted attainment by more than chance. num_requests: of the estimate"""
+    error = math.sqrt(attainment * (1 - attainment) / num_requests)
+    return estimate.attainment < attainment - _NUM_SIGMAS * error
+
+
+def with_change(memory: PlanMemory, change: MadeChange) -> PlanMemory:
+    """Return the memory with a change that has come about."""
+    return msgspec.structs.replace(memory, changes=(*memory.changes, change))
+
+
 def is_better(one: ServiceEstimate, other: ServiceEstimate) -> bool:
     """Whether one fleet's service is better than another's by more than chance, on the same arrivals."""
     difference = one.attainment - other.attainment
@@ -80,6 +112,10 @@ def _standard_error(one: Sequence[bool], other: Sequence[bool]) -> float:
     apart = [int(a) - int(b) for a, b in zip(one, other, strict=True)]
     mean = sum(apart) / len(apart)
     return math.sqrt(sum((each - mean) ** 2 for each in apart) / len(apart) / len(apart))
+
+
+def _of_role(role: EngineRole, fleet: FleetCounts) -> int:
+    return fleet.of_role(role)
 
 
 def _sign(value: int) -> int:

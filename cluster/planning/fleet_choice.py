@@ -66,8 +66,12 @@ class FleetChoice:
         engines, times = self._inputs.engines, self._inputs.times
         return switch_cost(change_to(fleet, engines), engines, times, self._speed.prompt_s(1.0, 1.0))
 
-    def recommended(self, least_cost: float = 0.0) -> FleetCounts:
-        """Return the fleet that would be best, before any rule. least_cost: fleets that cost less are left out
+    def recommended(
+        self, least_cost: float = 0.0, is_allowed: Callable[[FleetCounts], bool] = lambda fleet: True
+    ) -> FleetCounts:
+        """Return the fleet that would be best, before any rule.
+
+        least_cost: fleets that cost less are left out; is_allowed: other fleets are left out as well
 
         The closed form does not know what mixing prompts and output in one step costs, so it says which fleets with
         roles, and which without, are worth an estimate, and not which of the two kinds is better. The search begins at
@@ -78,20 +82,23 @@ class FleetChoice:
         limits, current = self._inputs.settings.limits, self._inputs.current
         if not self._load.requests:
             return least_fleet(limits)
-        wide = [one for one in candidates(self._work, current, limits) if limits.cost(one) >= least_cost]
+
+        def may_be(fleet: FleetCounts) -> bool:
+            return limits.allows(fleet) and limits.cost(fleet) >= least_cost and is_allowed(fleet)
+
+        wide = [one for one in candidates(self._work, current, limits) if may_be(one)]
         kinds = ([one for one in wide if bool(one.both) is has_both] for has_both in (False, True))
         considered = [self._best(kind, self._screened) for kind in kinds if kind] or [clamped(current, limits)]
-        if limits.allows(current) and limits.cost(current) >= least_cost:
+        if may_be(current):
             considered.insert(0, current)
+        considered += [one for one in self._estimates if may_be(one)]
         best = self._best([one for one in dict.fromkeys(considered) if self._may_estimate(one)], self.estimate)
         if not self.attains(best):
-            considered += self._before_growth(considered, best, least_cost)
+            considered += self._before_growth(considered, best, may_be)
         for _ in range(_NUM_ROUNDS):
             is_enough, cost = self.attains(best), limits.cost(best)
             near = [
-                one
-                for one in dict.fromkeys(neighbours(best))
-                if limits.allows(one) and limits.cost(one) >= least_cost and (limits.cost(one) < cost) == is_enough
+                one for one in dict.fromkeys(neighbours(best)) if may_be(one) and (limits.cost(one) < cost) == is_enough
             ]
             considered += self._promising(near, best)
             found = self._best([one for one in dict.fromkeys(considered) if self._may_estimate(one)], self.estimate)
@@ -100,7 +107,9 @@ class FleetChoice:
             best = found
         return best
 
-    def _before_growth(self, seeds: Sequence[FleetCounts], best: FleetCounts, least_cost: float) -> list[FleetCounts]:
+    def _before_growth(
+        self, seeds: Sequence[FleetCounts], best: FleetCounts, may_be: Callable[[FleetCounts], bool]
+    ) -> list[FleetCounts]:
         """Return neighbours of the seeds that cost more than these, and no more than the best one or the current one.
 
         The closed form may have taken too few engines to be enough: with one more, a fleet of other roles may do.
@@ -109,8 +118,8 @@ class FleetChoice:
         high = max(limits.cost(best), limits.cost(self._inputs.current))
         for seed in seeds:
             if seed in self._estimates:
-                low = max(limits.cost(seed), least_cost)
-                near = [one for one in neighbours(seed) if limits.allows(one) and low < limits.cost(one) <= high]
+                low = limits.cost(seed)
+                near = [one for one in neighbours(seed) if may_be(one) and low < limits.cost(one) <= high]
                 found += self._promising(near, seed)
         return found
 
@@ -157,10 +166,17 @@ class FleetChoice:
         return self._screen.estimate(fleet, self._load, self._speed, self.aims)
 
     def _best(self, fleets: Sequence[FleetCounts], estimate: Callable[[FleetCounts], ServiceEstimate]) -> FleetCounts:
-        """Return the cheapest fleet that attains the aims; if none does, the cheapest of those that serve best."""
+        """Return the cheapest fleet that attains the aims; if none does, the cheapest of those that serve best.
+
+        Of fleets that cost the same the current one is taken: a change that costs nothing gains nothing, either.
+        """
+        current = self._inputs.current
         served = {fleet: estimate(fleet).attainment for fleet in fleets}
         enough = min(self.aims.attainment, max(served.values()) - _NEARLY)
-        return min((fleet for fleet in fleets if served[fleet] >= enough), key=lambda one: (self.cost_s(one), one))
+        return min(
+            (fleet for fleet in fleets if served[fleet] >= enough),
+            key=lambda one: (self.cost_s(one), one != current, one),
+        )
 
 
 def least_fleet(limits: FleetLimits) -> FleetCounts:

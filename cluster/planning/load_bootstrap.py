@@ -43,16 +43,24 @@ class DrawnLoad(msgspec.Struct, frozen=True):
 
 
 def draw_load(
-    sample: Sequence[OfferedRequest], prices: WorkPrices, wanted: Work, num_requests: int, seed: int
+    sample: Sequence[OfferedRequest],
+    prices: WorkPrices,
+    wanted: Work,
+    num_requests: int,
+    seed: int,
+    mix: Work | None = None,
 ) -> DrawnLoad:
     """Draw num_requests requests that bring the wanted work; nothing if there is no sample, or no work is wanted.
 
     sample: requests of the last hour, in the order of arrival
     wanted: in engine-seconds per second; the rate follows the sum of prompts and outputs
+    mix:    the share of prompts that the requests should have is the one of this work; None: of the wanted one. The
+            high ends of two uncertain forecasts have another share than what is expected, perhaps one of a load that
+            is over
     """
     if not sample or wanted.total_s <= 0 or num_requests <= 0:
         return DrawnLoad()
-    draw, sample = random.Random(seed), _fitting(sample, prices, wanted)
+    draw, sample = random.Random(seed), _fitting(sample, prices, wanted if mix is None else mix)
     gaps_s = _gaps(sample)
     drawn: list[tuple[OfferedRequest, float]] = []
     while len(drawn) < num_requests:

@@ -102,11 +102,20 @@ class Recommendation(msgspec.Struct, frozen=True):
 
 
 class PendingChange(msgspec.Struct, frozen=True):
-    """A change under way."""
+    """A change under way. before: the fleet that it changes; None: it takes back what did not come about"""
 
     target: FleetCounts
     began_s: float
     deadline_s: float
+    before: FleetCounts | None = None
+
+
+class MadeChange(msgspec.Struct, frozen=True):
+    """A change that has come about. at_s: the tick that found it so"""
+
+    at_s: float
+    before: FleetCounts
+    after: FleetCounts
 
 
 class MadeForecast(msgspec.Struct, frozen=True):
@@ -127,6 +136,7 @@ class PlanMemory(msgspec.Struct, frozen=True):
     hold_until_s:       until then an operator's change stands
     num_manual_changes: as of the last tick; None: there was none
     leaning:            the target of the last tick, before it was held back
+    changes:            the planner's own changes that have come about within the window, the oldest first
     """
 
     recommendations: tuple[Recommendation, ...] = ()
@@ -137,6 +147,7 @@ class PlanMemory(msgspec.Struct, frozen=True):
     hold_until_s: float = 0.0
     num_manual_changes: int | None = None
     leaning: FleetCounts | None = None
+    changes: tuple[MadeChange, ...] = ()
     forecasts: tuple[MadeForecast, ...] = ()
 
 

@@ -23,6 +23,7 @@ from cluster.planning.fleet_estimate import FleetEstimator
 from cluster.planning.load_bootstrap import draw_load
 from cluster.planning.offered_load import OfferedRequest
 from cluster.planning.plan_record import (
+    MadeChange,
     MadeForecast,
     PendingChange,
     PlanAction,
@@ -32,7 +33,7 @@ from cluster.planning.plan_record import (
     PlanRecord,
     WorkForecast,
 )
-from cluster.planning.work_forecast import forecast
+from cluster.planning.work_forecast import Forecast, forecast
 
 _MAX_FORECAST_STEPS: Final = 30
 _MAX_SAMPLE: Final = 5000
@@ -70,14 +71,14 @@ class _Tick:
         self._memory = memory
         self._estimator = estimator
         self._notes = notes
+        self._sample = sample = recent_sample(inputs)
+        self._seed = seed
         settings = inputs.settings
-        sample = recent_sample(inputs)
         self._prices = WorkPrices.at(inputs.speed, settings.aims.itl_s, mean_context(sample))
         self._rates = self._prices.rates_of(inputs.windows, inputs.window_s)
         self.forecast = self._forecast()
         self._work = Work(self.forecast.prefill.high, self.forecast.decode.high)
-        load = draw_load(sample, self._prices, self._work, settings.num_requests, seed)
-        self._choice = FleetChoice(inputs, inputs.speed, self._work, load, estimator)
+        self._choice = self._choice_for(self._work)
 
     def decide(self) -> PlanStep:
         inputs, current = self._inputs, self._inputs.current
@@ -95,14 +96,20 @@ class _Tick:
             return self._hold(reason or "the fleet is what the load needs")
         return self._change(target)
 
+    def _choice_for(self, work: Work) -> FleetChoice:
+        """Return the choice of a fleet for this work; equal draws for all amounts of work."""
+        inputs = self._inputs
+        assert inputs.speed is not None, "it was checked"
+        expected = Work(self.forecast.prefill.value, self.forecast.decode.value)
+        load = draw_load(self._sample, self._prices, work, inputs.settings.num_requests, self._seed, mix=expected)
+        return FleetChoice(inputs, inputs.speed, work, load, self._estimator)
+
     # -- the parts of a decision ---------------------------------------------------------------------------------
 
     def _forecast(self) -> WorkForecast:
         inputs = self._inputs
-        known = [rate for rate in self._rates if rate is not None]
-        num_steps = min(max(math.ceil(inputs.times.start_s / inputs.window_s), 0) + 1, _MAX_FORECAST_STEPS)
-        prefill = forecast([rate.prefill_s for rate in known], num_steps, inputs.settings.quantile)
-        decode = forecast([rate.decode_s for rate in known], num_steps, inputs.settings.quantile)
+        num_steps = self._num_windows(inputs.times.start_s)
+        prefill, decode = self._forecasts(num_steps)
         due: list[MadeForecast] = []
         still: list[MadeForecast] = []
         by_number = {window.number: rate for window, rate in zip(inputs.windows, self._rates, strict=True)}
@@ -113,6 +120,16 @@ class _Tick:
             still.append(MadeForecast(first, num_steps, prefill.value, decode.value))
         self._memory = msgspec.structs.replace(self._memory, forecasts=(*due[-1:], *still))
         return WorkForecast(prefill, decode, _error_of(due[-1], by_number) if due else None)
+
+    def _num_windows(self, seconds: float) -> int:
+        """Return how many windows to forecast so that they reach beyond so many seconds."""
+        return min(max(math.ceil(seconds / self._inputs.window_s), 0) + 1, _MAX_FORECAST_STEPS)
+
+    def _forecasts(self, num_windows: int) -> tuple[Forecast, Forecast]:
+        """Return the forecasts of the work of prompts and of output, for the mean of the next windows."""
+        known, part = [rate for rate in self._rates if rate is not None], self._inputs.settings.quantile
+        prefill = forecast([rate.prefill_s for rate in known], num_windows, part)
+        return prefill, forecast([rate.decode_s for rate in known], num_windows, part)
 
     def _held_back(self, wanted: FleetCounts) -> tuple[FleetCounts, str]:
         """Return the target after the rules, and why it is not gone to; "" if it is."""
@@ -125,6 +142,8 @@ class _Tick:
             if objection and not choice.attains(current):
                 # Engines in other roles may meet the aims, and as many stay.
                 target, objection = choice.recommended(limits.cost(current)), ""
+        if not objection:
+            target, objection = self._without_undoing(target)
         leaning, self._memory = self._memory.leaning, msgspec.structs.replace(self._memory, leaning=target)
         if objection or target == current:
             return current, objection
@@ -132,14 +151,27 @@ class _Tick:
             return target, self._objection_to_growth(target)
         return target, self._objection(target, leaning)
 
+    def _without_undoing(self, target: FleetCounts) -> tuple[FleetCounts, str]:
+        """Return the target, or another one that rule 8 allows, or why no change is made."""
+        choice, changes, current = self._choice, self._memory.changes, self._inputs.current
+        if not flap_rules.undoes(changes, current, target):
+            return target, ""
+        num_requests = self._inputs.settings.num_requests
+        if not flap_rules.misses_clearly(choice.estimate(current), choice.aims.attainment, num_requests):
+            return current, f"{target} would undo what has just been changed, and {current} about meets the aims"
+        other = choice.recommended(is_allowed=lambda fleet: not flap_rules.undoes(changes, current, fleet))
+        return (other if choice.attains(other) else target), ""
+
     def _after_window(self, wanted: FleetCounts) -> tuple[FleetCounts, str]:
-        """Return the smaller fleet that the window of rule 2 allows, or why it allows none."""
+        """Return the smaller fleet that rule 2 and the load of the next window allow, or why they allow none."""
         limits, current = self._inputs.settings.limits, self._inputs.current
         largest = flap_rules.largest_recommended(self._memory, limits)
         if not flap_rules.has_seen_window(self._memory, self._inputs):
             return current, f"{wanted} might do, and the planner has not yet seen a whole window of load"
         if limits.cost(largest) >= limits.cost(current):
             return current, f"{wanted} might do, and {largest} were needed within the window"
+        if not self._lasts(largest):
+            return current, f"{largest} might do now, and not as the load goes on"
         return largest, ""
 
     def _objection_to_growth(self, target: FleetCounts) -> str:
@@ -168,6 +200,12 @@ class _Tick:
         if gain_s <= cost_s:
             return f"{target} would gain {gain_s:.0f} engine-seconds and cost {cost_s:.0f}"
         return ""
+
+    def _lasts(self, target: FleetCounts) -> bool:
+        """Whether a fleet would meet the aims for as long as what leaves now may not come back (rules 1 and 8)."""
+        prefill, decode = self._forecasts(self._num_windows(flap_rules.window_s(self._inputs)))
+        later = Work(max(prefill.high, self._work.prefill_s), max(decode.high, self._work.decode_s))
+        return later == self._work or self._choice_for(later).attains(target)
 
     def _gain_s(self, target: FleetCounts) -> float:
         """Return what a target gains over the horizon: engines that are saved, and work of requests that meet aims."""
@@ -198,7 +236,7 @@ class _Tick:
         reason += f", and {self._choice.estimate(inputs.current).attainment:.0%} with {inputs.current}"
         if inputs.mode is PlannerMode.ACT:
             deadline_s = inputs.now_s + inputs.settings.change_timeout_s
-            pending = PendingChange(target, inputs.now_s, deadline_s)
+            pending = PendingChange(target, inputs.now_s, deadline_s, before=inputs.current)
             self._memory = msgspec.structs.replace(self._memory, pending=pending)
         record = self._record(PlanAction.CHANGE, target, reason)
         change, cost_s = change_to(target, inputs.engines), self._choice.switch_cost_s(target)
@@ -245,6 +283,7 @@ def _look_back(inputs: PlanInputs, memory: PlanMemory) -> tuple[PlanMemory, list
                 memory,
                 pending=None,
                 recommendations=(),
+                changes=(),
                 began_s=inputs.now_s,
                 hold_until_s=inputs.now_s + inputs.settings.hold_s,
                 num_manual_changes=inputs.num_manual_changes,
@@ -253,6 +292,9 @@ def _look_back(inputs: PlanInputs, memory: PlanMemory) -> tuple[PlanMemory, list
         )
     is_settled = inputs.serving == inputs.current and not any(engine.is_leaving for engine in inputs.engines)
     if memory.pending is not None and is_settled and inputs.serving == memory.pending.target:
+        if memory.pending.before is not None:
+            change = MadeChange(inputs.now_s, memory.pending.before, memory.pending.target)
+            memory = flap_rules.with_change(memory, change)
         memory = msgspec.structs.replace(memory, pending=None)
     return memory, notes
 

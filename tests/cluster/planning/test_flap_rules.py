@@ -10,13 +10,16 @@ from cluster.planning.flap_rules import (
     has_seen_window,
     is_better,
     largest_recommended,
+    misses_clearly,
     remembered,
+    undoes,
     window_s,
+    with_change,
 )
 from cluster.planning.fleet_change import SwitchTimes
 from cluster.planning.fleet_counts import FleetCounts, FleetLimits
 from cluster.planning.fleet_estimate import ServiceEstimate
-from cluster.planning.plan_record import PlanMemory
+from cluster.planning.plan_record import MadeChange, PlanMemory
 from tests.cluster.planning.plan_setup import fleet, inputs, windows
 
 
@@ -54,6 +57,33 @@ def test_two_ticks_agree_if_each_role_moves_in_one_direction() -> None:
     assert agree(current, FleetCounts(1, 3), FleetCounts(0, 4))
     assert not agree(current, FleetCounts(1, 3), FleetCounts(3, 1))
     assert not agree(current, FleetCounts(1, 3), FleetCounts(1, 2, 1))
+
+
+def test_a_target_undoes_the_newest_change_of_a_number_only() -> None:
+    changes = (
+        MadeChange(0.0, FleetCounts(1, 3), FleetCounts(2, 2)),
+        MadeChange(1.0, FleetCounts(2, 2), FleetCounts(2, 2, 1)),
+    )
+    current = FleetCounts(2, 2, 1)
+    assert not undoes(changes, current, current)
+    assert not undoes(changes, current, FleetCounts(3, 2, 1))
+    assert undoes(changes, current, FleetCounts(2, 3, 1)), "decode engines have just become fewer"
+    assert undoes(changes, current, FleetCounts(3, 2)), "an engine for both has just come"
+    assert undoes(changes, current, FleetCounts(1, 2, 2)), "prefill engines have just become more"
+    assert not undoes((), current, FleetCounts(1, 1))
+    assert not undoes(changes[1:], current, FleetCounts(1, 3, 1)), "of the first change nothing is known any more"
+
+
+def test_changes_are_forgotten_with_their_window() -> None:
+    memory = with_change(PlanMemory(), MadeChange(100.0, FleetCounts(1, 1), FleetCounts(1, 2)))
+    assert remembered(memory, FleetCounts(1, 2), 399.0, 300.0).changes == memory.changes
+    assert remembered(memory, FleetCounts(1, 2), 400.0, 300.0).changes == ()
+
+
+def test_a_few_requests_below_the_aim_are_no_clear_miss() -> None:
+    assert not misses_clearly(ServiceEstimate(0.86), 0.9, 150)
+    assert misses_clearly(ServiceEstimate(0.84), 0.9, 150)
+    assert not misses_clearly(ServiceEstimate(0.84), 0.9, 60)
 
 
 def test_a_difference_within_chance_is_no_better_service() -> None:

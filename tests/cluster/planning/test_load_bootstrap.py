@@ -50,6 +50,17 @@ def test_a_shift_of_the_mix_is_drawn_from_the_newest_requests() -> None:
     assert {one.num_output_tokens for one in load.requests} == {2000}
 
 
+def test_an_uncertain_forecast_of_prompts_draws_no_requests_of_a_load_that_is_over() -> None:
+    answers = [OfferedRequest(400.0 + i, 50, 0, 2000) for i in range(400)]
+    expected = PRICES.work_of(answers)
+    high = Work(expected.prefill_s + expected.decode_s / 20, expected.decode_s)
+    drawn = draw_load([*EVEN, *answers], PRICES, high, 100, seed=1, mix=expected)
+    assert {one.num_output_tokens for one in drawn.requests} == {2000}
+    assert PRICES.work_of(drawn.requests).total_s / drawn.duration_s == pytest.approx(high.total_s)
+    mixed = draw_load([*EVEN, *answers], PRICES, high, 100, seed=1)
+    assert {one.num_output_tokens for one in mixed.requests} == {50, 2000}
+
+
 def test_without_requests_or_work_there_is_no_load() -> None:
     assert draw_load([], PRICES, Work(1.0, 1.0), 100, seed=1) == DrawnLoad()
     assert draw_load(EVEN, PRICES, Work(), 100, seed=1) == DrawnLoad()

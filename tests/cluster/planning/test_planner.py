@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from cluster.planning.fleet_change import PlannedEngine, SwitchTimes, next_steps
+from cluster.planning.fleet_change import PlannedEngine, SwitchTimes
 from cluster.planning.fleet_counts import FleetCounts, FleetLimits
 from cluster.planning.fleet_estimate import ClosedFormEstimator, PlanAims
 from cluster.planning.offered_load import LoadWindow
-from cluster.planning.plan_record import PlanAction, PlanInputs, PlanMemory, PlannerMode, PlanRecord
+from cluster.planning.plan_record import PlanAction, PlanMemory, PlannerMode
 from cluster.planning.planner import PlanStep, plan
 from cluster.routing.engine_connection import EngineRole
 from tests.cluster.planning.plan_setup import (
@@ -21,69 +21,9 @@ from tests.cluster.planning.plan_setup import (
     WINDOW_S,
     fleet,
     inputs,
-    window,
     windows,
-    with_role,
 )
-
-SEEN = PlanMemory(began_s=0.0, num_manual_changes=0)
-"""The memory of a planner that has ticked for longer than a window."""
-
-
-class Cluster:
-    """A cluster that obeys the planner: engines start in two windows and drain in one."""
-
-    def __init__(
-        self, engines: Sequence[PlannedEngine], warm: Sequence[float] = (), limits: FleetLimits = SETTINGS.limits
-    ) -> None:
-        """warm: rates of the windows before the first tick"""
-        self.engines = list(engines)
-        self.memory = SEEN
-        self.load = list(windows(warm))
-        self.told: list[PlanInputs] = []
-        self.records: list[PlanRecord] = []
-        self._limits = limits
-        self._ages: dict[str, int] = {}
-        self._num_started = 0
-
-    def run(self, rates: Sequence[float], lengths: tuple[int, int] = (1000, 100)) -> None:
-        """Serve windows with these rates, and tick after each of them."""
-        for rate in rates:
-            self.load.append(window(1000 + len(self.load), rate, lengths))
-            self._age()
-            settings = msgspec.structs.replace(SETTINGS, limits=self._limits)
-            told = inputs(self.load[-120:], self.engines, settings=settings)
-            self.told.append(told)
-            step = plan(told, self.memory, ClosedFormEstimator(), seed=len(self.load))
-            self.memory = step.memory
-            self.records.append(step.record)
-            if self.memory.pending is not None:
-                self._follow(self.memory.pending.target)
-
-    def changes(self) -> list[tuple[FleetCounts, FleetCounts]]:
-        """Return the fleets before and after each change."""
-        return [(one.current, one.target) for one in self.records if one.action is PlanAction.CHANGE]
-
-    def _age(self) -> None:
-        self.engines = [one for one in self.engines if not one.is_leaving]
-        for index, engine in enumerate(self.engines):
-            self._ages[engine.engine_id] = self._ages.get(engine.engine_id, 0) + 1
-            self.engines[index] = msgspec.structs.replace(
-                engine, is_serving=engine.is_serving or self._ages[engine.engine_id] >= 2
-            )
-
-    def _follow(self, target: FleetCounts) -> None:
-        steps = next_steps(target, self.engines, self._limits)
-        for flip in steps.flips:
-            self.engines = with_role(flip.engine_id, flip.role, self.engines)
-        self.engines = [
-            msgspec.structs.replace(one, is_leaving=one.is_leaving or one.engine_id in steps.removals)
-            for one in self.engines
-        ]
-        for role in (EngineRole.PREFILL, EngineRole.DECODE, EngineRole.BOTH):
-            for _ in range(steps.starts.of_role(role)):
-                self._num_started += 1
-                self.engines.append(PlannedEngine(f"new-{self._num_started}", role, is_serving=False))
+from tests.cluster.planning.planned_cluster import SEEN, Cluster
 
 
 def _plan(
@@ -247,7 +187,7 @@ def test_rule_6_a_known_load_of_nothing_lets_engines_leave() -> None:
 
 def test_rule_7_all_roles_change_by_one_target_within_the_budget() -> None:
     limits = FleetLimits(max_engines=4)
-    cluster = Cluster(fleet(3, 1), [20.0] * 20, limits)
+    cluster = Cluster(fleet(3, 1), [20.0] * 20, msgspec.structs.replace(SETTINGS, limits=limits))
     cluster.run([20.0] * 5)
     cluster.run([7.0] * 20, REASONING)
     assert cluster.changes()
