@@ -150,7 +150,7 @@ def test_a_request_goes_on_elsewhere_from_its_tokens(family: str, checkpoint: Ca
         pair.submit("decode", "first", prompt, _GREEDY)
         pair.run()
         known = pair.answers["first"].token_ids[:5]
-        # The other engine's blocks would be of no use, and are not fetched.
+        # Nothing is sent, since the other engine has kept no state after as many of these tokens.
         source = PrefixSource(pair.addresses["decode"], 1000)
         pair.submit("prefill", "moved", prompt, _GREEDY, source, output_token_ids=known)
         pair.run()
