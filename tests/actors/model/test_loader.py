@@ -20,7 +20,8 @@ from actors.model.attention import torch_backend
 from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.errors import CheckpointError, SelfCheckFailed, UnsupportedModel
 from actors.model.loader import LoadedModel, load_model
-from tests.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS, SLIDING_WINDOW, VOCAB_SIZE, make_checkpoint
+from tests.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS, SLIDING_WINDOW, VOCAB_SIZE, family_config, make_checkpoint
+from tests.vision import make_vision_checkpoint
 
 CheckpointOf = Callable[[str], Path]
 
@@ -142,6 +143,17 @@ def test_a_sliding_window_that_attention_is_not_told_of_is_refused(checkpoint: C
 
     with pytest.raises(UnsupportedModel, match=r"names a sliding window of 64 in layers \[0, 1, 2\]"):
         load(directory)
+
+
+def test_a_language_model_of_several_groups_of_layers_is_refused_with_images(tmp_path: Path) -> None:
+    make_vision_checkpoint("llava", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    vocab_size = config["text_config"]["vocab_size"]
+    config["text_config"] = family_config("mimo", vocab_size=vocab_size).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    with pytest.raises(UnsupportedModel, match="which is not served for models with images"):
+        load(tmp_path, load_format="dummy")
 
 
 def test_models_may_be_loaded_in_several_threads_at_once(checkpoint: CheckpointOf) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -15,6 +17,7 @@ from kv_transfer.config import KVTransferConfig
 from kv_transfer.connector.keys import TransferKey
 from kv_transfer.connector.reports import LoadOutcome, ReceivedKV
 from kv_transfer.connector.steps import KVConnectorMetadata, ProducerEnd, ProducerFinish, ProducerProgress, Reservation
+from kv_transfer.layout import KVCacheLayout, KVGroup
 from kv_transfer.links.loopback_control import LoopbackHub
 from kv_transfer.params import EngineAddress, KVTransferParams, TransferRole
 from kv_transfer.transports.base import ComputeEvent
@@ -34,16 +37,16 @@ NUM_TOKENS = 18
 class Engine:
     """An agent over a fake device, and what it has reported."""
 
-    def __init__(self, name: str, hub: LoopbackHub, network: FakeNetwork) -> None:
+    def __init__(self, name: str, hub: LoopbackHub, network: FakeNetwork, layout: KVCacheLayout = LAYOUT) -> None:
         self.address = EngineAddress(name, 1, name)
-        self.cache = torch.zeros(LAYOUT.shape)
-        self.end = make_end(network, message_size_bytes=2 * LAYOUT.block_size_bytes)
+        self.cache = torch.zeros(layout.shape)
+        self.end = make_end(network, message_size_bytes=2 * layout.block_size_bytes)
         self._output = Reported()
         self._has_news = threading.Event()
         self.agent = TransferAgent(
             KVTransferConfig(chunk_timeout_s=TIMEOUT_S, link_timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S),
             self.address,
-            LAYOUT,
+            layout,
             self.cache,
             self.end.transport,
             hub.control(self.address),
@@ -98,19 +101,25 @@ class Handover:
         self._prefill.wait(lambda output: self.name in output.finished_sending or None)
 
 
-@pytest.fixture
-def engines(network: FakeNetwork) -> Iterator[tuple[Engine, Engine]]:
+@contextmanager
+def engines_of(network: FakeNetwork, layout: KVCacheLayout) -> Iterator[tuple[Engine, Engine]]:
     hub = LoopbackHub()
-    prefill, decode = Engine("prefill-0", hub, network), Engine("decode-0", hub, network)
-    prefill.cache.copy_(torch.randn(LAYOUT.shape, generator=torch.Generator().manual_seed(0)))
+    prefill, decode = (Engine(name, hub, network, layout) for name in ("prefill-0", "decode-0"))
+    prefill.cache.copy_(torch.randn(layout.shape, generator=torch.Generator().manual_seed(0)))
     yield prefill, decode
     for engine in (prefill, decode):
         engine.agent.stop()
     network.wait_until(lambda: all(comm.is_aborted for engine in (prefill, decode) for comm in engine.end.fake.comms))
 
 
+@pytest.fixture
+def engines(network: FakeNetwork) -> Iterator[tuple[Engine, Engine]]:
+    with engines_of(network, LAYOUT) as both:
+        yield both
+
+
 def expected(engines: tuple[Engine, Engine]) -> torch.Tensor:
-    cache = torch.zeros(LAYOUT.shape)
+    cache = torch.zeros_like(engines[1].cache)
     cache[list(TARGET)] = engines[0].cache[list(SOURCE)]
     return cache
 
@@ -132,6 +141,27 @@ def test_chunks_arrive_bit_for_bit_and_nothing_else_is_written(engines: tuple[En
     assert (received.outcome, received.num_valid_tokens, received.first_token_id) == (LoadOutcome.LOADED, 18, 7)
     handover.sent()
     assert torch.equal(engines[1].cache, expected(engines))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param(replace(LAYOUT, further_groups=(KVGroup(3, 1, 16, 4, "float32"),)), id="two groups"),
+        pytest.param(replace(LAYOUT, num_kv_heads=1, value_size=0), id="latents"),
+    ],
+)
+def test_the_runs_of_all_groups_share_messages_and_arrive_in_their_places(
+    layout: KVCacheLayout, network: FakeNetwork
+) -> None:
+    """Scattered runs go through the staging buffer."""
+    with engines_of(network, layout) as engines:
+        handover = Handover("a", *engines)
+        for before, after in ((0, 9), (9, NUM_TOKENS)):
+            handover.compute(before, after)
+        handover.finish()
+        assert handover.received().outcome is LoadOutcome.LOADED
+        handover.sent()
+        assert torch.equal(engines[1].cache, expected(engines))
 
 
 def test_each_chunk_waits_for_its_own_step_and_for_no_later_one(
