@@ -41,6 +41,8 @@ def build_worker(
     """
     say("loading weights")
     loaded = LoadedRunner.load(config.model, config.cache, config.scheduler, config.parallel, group)
+    if config.kv_transfer.has_stores:
+        loaded.refuse_stores_without_use()
     if config.lora is not None:
         say("loading adapters")
         loaded.enable_lora(config.lora, on_progress)

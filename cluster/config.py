@@ -285,6 +285,28 @@ class ClusterConfig(_Settings):
                 models[f"{place}scheduler.speculative.model"] = speculative.model
         return models
 
+    @property
+    def store_settings(self) -> tuple[str, ...]:
+        """The names of the settings that give KV stores to engines with a count above 0; empty if no engine has any."""
+        names = []
+        for role in EngineRole:
+            group, transfer = self.group(role), self.engine_config(role).kv_transfer
+            place = f"{role.value}.kv_transfer" if group.kv_transfer else "kv_transfer"
+            for name, is_set in (("cpu_cache_gib", transfer.cpu_cache_gib > 0), ("stores", bool(transfer.stores))):
+                if group.count and is_set:
+                    names.append(f"{place}.{name}")
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def block_sizes(self) -> dict[str, int]:
+        """The tokens of a block, by the name of the setting, of engines with KV of requests and a count above 0."""
+        sizes = {}
+        for role in (EngineRole.PREFILL, EngineRole.DECODE, EngineRole.BOTH):
+            if (group := self.group(role)).count:
+                place = f"{role.value}." if group.cache else ""
+                sizes[f"{place}cache.block_size"] = (group.cache or self.cache).block_size
+        return sizes
+
     def group(self, role: EngineRole) -> EngineGroupConfig:
         """Return the settings of one role's engines."""
         groups = {EngineRole.PREFILL: self.prefill, EngineRole.DECODE: self.decode, EngineRole.BOTH: self.both}
@@ -329,7 +351,13 @@ def load_cluster_config(path: Path | None, overrides: dict[str, Any], *, looks_a
 def find_checkpoint_mistakes(config: ClusterConfig) -> list[str]:
     """Return why the model or an adapter cannot be served with these settings, by their files on this machine."""
     return [
-        *find_model_mistakes(config.model, config.tensor_parallel_sizes, config.draft_models),
+        *find_model_mistakes(
+            config.model,
+            config.tensor_parallel_sizes,
+            config.draft_models,
+            stores=config.store_settings,
+            block_sizes=config.block_sizes,
+        ),
         *find_adapter_mistakes(config.lora),
     ]
 

@@ -110,6 +110,11 @@ class KVTransferConfig(BaseModel):
     )
 
     @property
+    def has_stores(self) -> bool:
+        """Whether blocks are kept outside the KV cache, in host memory or in further stores."""
+        return bool(self.cpu_cache_gib or self.stores)
+
+    @property
     def max_bytes_per_s(self) -> float:
         """The most bytes that a link sends in a second; infinite if there is no limit."""
         return math.inf if self.max_send_mib_per_s is None else self.max_send_mib_per_s * (1 << 20)

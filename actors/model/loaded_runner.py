@@ -22,6 +22,7 @@ from actors.model.cache.kv_cache import allocate_kv_cache, make_layout
 from actors.model.cache.kv_cache_size import check_fits, choose_num_blocks, num_useful_blocks
 from actors.model.cache.memory import free_memory_bytes, peak_memory_bytes
 from actors.model.config.config_rules import NO_DRAFTS_WITH_STATES
+from actors.model.config.setting_rules import NO_STORES_WITH_STATES
 from actors.model.errors import UnsupportedModel
 from actors.model.input_batch import InputBatch
 from actors.model.loader import LoadedModel, load_model
@@ -99,6 +100,11 @@ class LoadedRunner:
             draft_model=draft_model,
             graph_memory_bytes=int(graph_memory_gib * (1 << 30)),
         )
+
+    def refuse_stores_without_use(self) -> None:
+        """Raise UnsupportedModel if no request could use what KV stores keep."""
+        if self.model.geometry.state is not None:
+            raise UnsupportedModel(self.model.architecture, NO_STORES_WITH_STATES)
 
     def enable_lora(self, config: LoraConfig, on_ready: Callable[[], None]) -> None:
         """Take requests with adapters, and load the configured adapters.

@@ -6,7 +6,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,12 +23,19 @@ _PROBE_TIMEOUT_S: Final = 60.0
 
 
 def find_model_mistakes(
-    model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str] | None = None
+    model: ModelConfig,
+    tensor_parallel_sizes: Mapping[str, int],
+    draft_models: Mapping[str, str] | None = None,
+    *,
+    stores: Sequence[str] = (),
+    block_sizes: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Return why a model cannot be served with these settings; empty if its files show no mistake.
 
     tensor_parallel_sizes: numbers of ranks, by the setting's name, such as "decode.parallel.tensor_parallel_size"
     draft_models: directories of the draft models of speculative decoding, by the setting's name
+    stores: the names of the settings that give engines KV stores
+    block_sizes: tokens of a block, by the setting's name
     """
     drafts = draft_models or {}
     mistakes: list[str] = []
@@ -46,8 +53,15 @@ def find_model_mistakes(
     if "transformers" in sys.modules:
         from cluster.checks.model_probe import find_config_mistakes
 
-        return find_config_mistakes(model, tensor_parallel_sizes, drafts)
-    return _ask_child(model, tensor_parallel_sizes, drafts)
+        return find_config_mistakes(model, tensor_parallel_sizes, drafts, stores=stores, block_sizes=block_sizes or {})
+    question = {
+        "model": model.model_dump(),
+        "sizes": dict(tensor_parallel_sizes),
+        "drafts": dict(drafts),
+        "stores": list(stores),
+        "block_sizes": dict(block_sizes or {}),
+    }
+    return _ask_child(model, question)
 
 
 def _read_files(directory: Path, model: ModelConfig) -> dict[str, Any]:
@@ -72,19 +86,16 @@ def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
     return mistakes
 
 
-def _ask_child(
-    model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str]
-) -> list[str]:
+def _ask_child(model: ModelConfig, question: Mapping[str, Any]) -> list[str]:
     """Return the mistakes that a child process finds.
 
     The child imports transformers without torch. In this process that would be wrong, since it may need torch later.
+    question: as model_probe.py reads it
     """
-    sizes, drafts = dict(tensor_parallel_sizes), dict(draft_models)
-    question = json.dumps({"model": model.model_dump(), "sizes": sizes, "drafts": drafts})
     command = [sys.executable, "-m", "cluster.checks.model_probe"]
     try:
         done = subprocess.run(
-            command, input=question, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
+            command, input=json.dumps(question), capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
         )
     except subprocess.TimeoutExpired:
         # A timeout says nothing about the model, only that the machine is slow; the engines repeat this check at their

@@ -2,15 +2,15 @@
 
 This module is also a program, `python -m cluster.checks.model_probe`, for processes that have not imported
 transformers: it imports transformers without torch, which takes a second, half the time of the import with torch. It
-reads {"model": ModelConfig, "sizes": {setting: ranks}, "drafts": {setting: directory}} from standard input and prints a
-list of mistakes; both are JSON.
+reads {"model": ModelConfig, "sizes": {setting: ranks}, "drafts": {setting: directory}, "stores": [setting],
+"block_sizes": {setting: tokens}} from standard input and prints a list of mistakes; both are JSON.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,14 +22,22 @@ if TYPE_CHECKING:
 
 
 def find_config_mistakes(
-    model: ModelConfig, tensor_parallel_sizes: Mapping[str, int], draft_models: Mapping[str, str]
+    model: ModelConfig,
+    tensor_parallel_sizes: Mapping[str, int],
+    draft_models: Mapping[str, str],
+    *,
+    stores: Sequence[str],
+    block_sizes: Mapping[str, int],
 ) -> list[str]:
     """Return why engines would refuse a model; empty if nothing is wrong that can be found without its weights.
 
     tensor_parallel_sizes: numbers of ranks, by the setting's name
     draft_models: directories of the draft models of speculative decoding, by the setting's name
+    stores: the names of the settings that give engines KV stores
+    block_sizes: tokens of a block, by the setting's name
     """
     from actors.model.config.config_rules import architecture_name, read_config, reason_on_ranks
+    from actors.model.config.setting_rules import reason_against_block_sizes, reason_against_stores
     from actors.model.errors import ModelError
 
     try:
@@ -45,6 +53,11 @@ def find_config_mistakes(
         for name, reason in reasons.items()
         if reason
     ]
+    if stores and (reason := reason_against_stores(config)):
+        mistakes.append(f"{', '.join(stores)}: {name_of_model} cannot be served so: {reason}")
+    if len(set(block_sizes.values())) > 1 and (reason := reason_against_block_sizes(config)):
+        named = ", ".join(f"{name} = {size}" for name, size in block_sizes.items())
+        mistakes.append(f"{named}: {name_of_model} cannot be served so: {reason}")
     drafts = [f"{name}: {why}" for name, draft in draft_models.items() if (why := _why_no_draft(Path(draft), config))]
     return [*mistakes, *drafts, *_tokenizer_mistakes(Path(model.model))]
 
@@ -125,7 +138,13 @@ def main() -> None:
     question = json.load(sys.stdin)
     with without_torch():
         model = ModelConfig.model_validate(question["model"])
-        mistakes = find_config_mistakes(model, question["sizes"], question.get("drafts", {}))
+        mistakes = find_config_mistakes(
+            model,
+            question["sizes"],
+            question.get("drafts", {}),
+            stores=question.get("stores", []),
+            block_sizes=question.get("block_sizes", {}),
+        )
     sys.stdout.write(json.dumps(mistakes) + "\n")
 
 

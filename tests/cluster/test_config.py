@@ -130,6 +130,27 @@ def test_a_groups_own_kv_transfer_settings_replace_the_clusters() -> None:
     assert config.engine_config(EngineRole.DECODE).kv_transfer == KVTransferConfig(max_links=3)
 
 
+def test_the_settings_that_give_engines_stores_are_known_by_their_names() -> None:
+    def settings(**overrides: object) -> tuple[str, ...]:
+        return load_cluster_config(None, overrides).store_settings
+
+    stores = {"stores": [{"name": "disk"}]}
+    assert settings() == ()
+    assert settings(kv_transfer=STORES | stores) == ("kv_transfer.cpu_cache_gib", "kv_transfer.stores")
+    assert settings(decode={"count": 1, "kv_transfer": stores}) == ("decode.kv_transfer.stores",)
+    assert settings(prefill={"count": 0, "kv_transfer": stores}, decode={"count": 1}) == (), "nobody has them"
+
+
+def test_block_sizes_are_known_by_the_names_of_their_settings() -> None:
+    def sizes(**overrides: object) -> dict[str, int]:
+        return load_cluster_config(None, overrides).block_sizes
+
+    assert sizes() == {"cache.block_size": 16}
+    own = {"cache": {"block_size": 32}}
+    assert sizes(decode={"count": 1} | own) == {"cache.block_size": 16, "decode.cache.block_size": 32}
+    assert sizes(decode={"count": 1}, both={"count": 0} | own) == {"cache.block_size": 16}
+
+
 STORES = {"cpu_cache_gib": 1.0}
 NO_CACHE = {"enable_prefix_caching": False}
 HEADS = "LlamaForCausalLM cannot be served so: its 4 attention heads cannot be shared evenly"

@@ -21,6 +21,7 @@ from actors.model.config.config_rules import reason_against_drafts, reason_in_co
 from actors.model.errors import UnsupportedModel
 from actors.model.loaded_runner import LoadedRunner
 from actors.model.loader import load_model
+from kv_transfer.config import KVTransferConfig
 from kv_transfer.layout import KVCacheLayout
 from kv_transfer.links.link_compatibility import PairingFacts, find_mismatch
 from kv_transfer.params import PrefixSource
@@ -199,6 +200,10 @@ def test_what_does_not_go_with_states_is_refused_by_name(checkpoint: Callable[[s
     loaded = LoadedRunner.load(config.model, config.cache, config.scheduler, config.parallel)
     with pytest.raises(UnsupportedModel, match="adapters are not served with models that keep recurrent states"):
         loaded.enable_lora(LoraConfig(), lambda: None)
+    stored = KVTransferConfig(transport="loopback", cpu_cache_gib=0.05)
+    engine = engine_config(directory, transfer=stored)
+    with pytest.raises(UnsupportedModel, match=r"without KV stores \(unset kv_transfer.cpu_cache_gib and"):
+        EnginePair(engine, engine)
 
 
 @pytest.mark.parametrize("family", RECURRENT_FAMILIES)

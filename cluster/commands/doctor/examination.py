@@ -58,7 +58,13 @@ def _look_at_model(config: ClusterConfig) -> tuple[Checkpoint | None, Iterator[F
     checkpoint, findings = read_checkpoint(directory)
     mistakes: list[str] = []
     if checkpoint is not None:
-        mistakes = find_model_mistakes(config.model, config.tensor_parallel_sizes, config.draft_models)
+        mistakes = find_model_mistakes(
+            config.model,
+            config.tensor_parallel_sizes,
+            config.draft_models,
+            stores=config.store_settings,
+            block_sizes=config.block_sizes,
+        )
         advice = "see docs/models.md for what is served, or change the setting that is named"
         findings += [failure("model", mistake, advice) for mistake in mistakes]
     without = find_adapter_mistakes(config.lora)

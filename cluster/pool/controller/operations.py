@@ -122,7 +122,15 @@ class Operations(OperatorVerbs):
         """
         model = self._config.model.model_copy(update={"model": directory})
         sizes, drafts = self._config.tensor_parallel_sizes, self._config.draft_models
-        if mistakes := await asyncio.to_thread(find_model_mistakes, model, sizes, drafts):
+        mistakes = await asyncio.to_thread(
+            find_model_mistakes,
+            model,
+            sizes,
+            drafts,
+            stores=self._config.store_settings,
+            block_sizes=self._config.block_sizes,
+        )
+        if mistakes:
             raise InvalidConfig("update", mistakes)
         version = self._models.add(directory)
         for history in self._fleet.histories.values():

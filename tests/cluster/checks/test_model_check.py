@@ -19,7 +19,7 @@ from actors.config import ModelConfig
 from actors.lora_config import LoraConfig
 from cluster.checks.model_check import find_adapter_mistakes, find_model_mistakes
 from tests.actors.model.config.test_support import REFUSED
-from tests.checkpoints import train_tokenizer
+from tests.checkpoints import family_config, train_tokenizer
 
 NAME = "parallel.tensor_parallel_size"
 
@@ -131,6 +131,58 @@ def test_quantized_weights_are_refused_on_several_ranks_only(tmp_path: Path) -> 
     assert find(tmp_path) == []
     [mistake] = find(tmp_path, 2)
     assert mistake.startswith(f"{NAME} = 2: llama cannot be served so: its weights are quantized (fp8)")
+
+
+def test_stores_are_refused_by_their_settings_where_a_model_keeps_recurrent_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family_config("bamba").save_pretrained(tmp_path)
+    train_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    model = ModelConfig.model_validate({"model": str(tmp_path), "load_format": "dummy"})
+    names = ("kv_transfer.cpu_cache_gib", "decode.kv_transfer.stores")
+
+    assert find_model_mistakes(model, {NAME: 1}) == []
+    [mistake] = find_model_mistakes(model, {NAME: 1}, stores=names)
+    assert mistake.startswith(f"{', '.join(names)}: bamba cannot be served so: it keeps recurrent states, without")
+    monkeypatch.delitem(sys.modules, "transformers")
+    assert find_model_mistakes(model, {NAME: 1}, stores=names) == [mistake], "a child process says the same"
+
+
+@pytest.mark.parametrize(
+    ("family", "says"),
+    [
+        ("llama", None),
+        ("gpt_oss", None),
+        ("gemma3n", None),
+        ("gemma4", "its keys and values, or its layers, differ in their shape, so its blocks travel whole"),
+        ("mimo", "its keys and values, or its layers, differ"),
+        ("deepseek_v3", "its latent attention (MLA) keeps no values, so its blocks travel whole"),
+        ("bamba", "it keeps recurrent states, so its blocks travel whole; give all engines the same block size"),
+    ],
+)
+def test_blocks_of_other_sizes_are_refused_where_they_cannot_be_cut(
+    family: str, says: str | None, tmp_path: Path
+) -> None:
+    family_config(family).save_pretrained(tmp_path)
+    train_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    model = ModelConfig.model_validate({"model": str(tmp_path), "load_format": "dummy"})
+    sizes = {"cache.block_size": 16, "decode.cache.block_size": 32}
+
+    assert find_model_mistakes(model, {NAME: 1}, block_sizes=dict.fromkeys(sizes, 16)) == []
+    found = find_model_mistakes(model, {NAME: 1}, block_sizes=sizes)
+    if says is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert found[0].startswith("cache.block_size = 16, decode.cache.block_size = 32: ")
+        assert f"cannot be served so: {says}" in found[0]
+
+
+def test_stores_go_with_models_whose_layers_differ(tmp_path: Path) -> None:
+    family_config("gemma4").save_pretrained(tmp_path)
+    train_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    model = ModelConfig.model_validate({"model": str(tmp_path), "load_format": "dummy"})
+    assert find_model_mistakes(model, {NAME: 1}, stores=("kv_transfer.cpu_cache_gib",)) == []
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
