@@ -1,6 +1,6 @@
 """Checks of a model's files before anything starts: every mistake is a line, and nothing is imported for it twice.
 
-Tests of cluster/checks/model_probe.py, cluster/text/torch_free.py.
+Tests of cluster/checks/model_probe.py, cluster/text/torch_free.py, actors/model/config/setting_rules.py.
 """
 
 from __future__ import annotations
@@ -87,7 +87,15 @@ def test_heads_that_ranks_cannot_share_are_a_mistake(
         ),
         (
             '{"model_type": "llama", "quantization_config": {"quant_method": "awq", "bits": 4}}',
-            r"quantized \(awq\), which transformers reads with gptqmodel: not installed, and no dependency of raypd",
+            r"\(awq\), which transformers reads with gptqmodel: not installed, .* needs torch 2\.14\.1 .*; serve the",
+        ),
+        (
+            '{"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}',
+            r"quantized \(gptq\), which transformers reads with optimum and gptqmodel: not installed, .* torch 2\.14",
+        ),
+        (
+            '{"model_type": "llama", "quantization_config": {"quant_method": "hqq"}}',
+            "reads with hqq: not installed, and not tested with raypd; serve the checkpoint without quantiz",
         ),
         (
             '{"model_type": "llama", "quantization_config": {"quant_method": "torchao"}}',

@@ -55,6 +55,21 @@ def fp8_blocks(directory: Path, **overrides: Any) -> Path:
     return rewrite(directory, quantize, settings, **overrides)
 
 
+def mxfp8(directory: Path) -> Path:
+    """8-bit floating-point numbers, and for 32 of a row a byte with the exponent of their scale, a power of two."""
+
+    def quantize(owner: str, weight: Tensor) -> dict[str, Tensor]:
+        groups = weight.view(len(weight), -1, _BLOCK)
+        exponents = (groups.abs().amax(dim=2, keepdim=True) / _FP8_MAX).log2().ceil()
+        return {
+            f"{owner}.weight": (groups / exponents.exp2()).flatten(1).to(_FP8),
+            f"{owner}.weight_scale_inv": (exponents[..., 0] + 127).to(torch.uint8),
+        }
+
+    settings = {"quant_method": "mxfp8", "weight_block_size": [1, _BLOCK], "scale_fmt": "ue8m0"}
+    return rewrite(directory, quantize, settings)
+
+
 def compressed_fp8(directory: Path, *, rounds_inputs: bool) -> Path:
     """compressed-tensors: 8-bit floating-point numbers with a scale for each row, and of inputs for each token."""
 
