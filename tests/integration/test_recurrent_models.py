@@ -37,6 +37,9 @@ _SOME: Final = ("granite_4_hybrid",)
 """The families that `make test` serves; `make test-more` serves all."""
 _ALL: Final = [pytest.param(family, marks=[] if family in _SOME else pytest.mark.more) for family in RECURRENT_FAMILIES]
 
+_MOVED: Final = [family for family in _ALL if family.values != ("mamba2",)]
+"""A state of Mamba 2 takes so many blocks that the watermark keeps a second request out of a pool for two."""
+
 
 def _layout(directory: Path) -> KVCacheLayout:
     model = load_model(ModelConfig(model=str(directory), dtype="float32", device="cpu"))
@@ -161,7 +164,7 @@ def test_a_request_goes_on_elsewhere_from_its_tokens(family: str, checkpoint: Ca
 
 
 @pytest.mark.usefixtures("shared_models")
-@pytest.mark.parametrize("family", _ALL)
+@pytest.mark.parametrize("family", _MOVED)
 def test_the_state_of_a_preempted_request_moves_behind_its_blocks(
     family: str, checkpoint: Callable[[str], Path]
 ) -> None:

@@ -154,8 +154,8 @@ def _take_over(checkpoint: Path) -> tuple[str, ...]:
     """P goes on with what D has computed: a prefix, an output without its KV, and an output with its KV."""
     transfer = KVTransferConfig(transport="loopback", prefix_load_timeout_s=60.0)
     num_state_blocks = _num_state_blocks(checkpoint)
-    # Two prefixes are fetched at once, and an engine sends half of its blocks at most.
-    num_blocks = 256 + 4 * num_state_blocks
+    # Three requests keep a state and a snapshot each, and of an engine's blocks half are sent at once, at most.
+    num_blocks = 256 + 8 * num_state_blocks
     config = engine_config(checkpoint, block_size=_BLOCK_SIZE, num_blocks=num_blocks, transfer=transfer)
     prompts = {name: random_prompt(40, seed=seed) for seed, name in enumerate(("fetched", "resumed", "moved"))}
     with EnginePair(config, config) as pair:
