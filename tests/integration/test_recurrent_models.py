@@ -130,7 +130,8 @@ def test_a_preempted_request_gives_the_same_tokens(family: str, checkpoint: Call
     num_state_blocks = _layout(directory).num_state_blocks
     # Two requests find room, and not for all of their outputs.
     config = engine_config(directory, block_size=_BLOCK_SIZE, num_blocks=13 + 2 * num_state_blocks, overlap=True)
-    prompts = {f"r{index}": random_prompt(26 + index, seed=index) for index in range(4)}
+    # Recomputed states differ by up to 1e-4 in logits: of these prompts no two best tokens of any family are as close.
+    prompts = {f"r{index}": random_prompt(26 + index, seed=40 + index) for index in range(4)}
     greedy = replace(_GREEDY, max_tokens=30)
     with EnginePair(config, config) as pair:
         for name, prompt in prompts.items():
