@@ -17,11 +17,11 @@ from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import Usage
-from cluster.requests.all_together import all_together
 from cluster.requests.model_versions import EnginesOfVersion, ModelVersion
 from cluster.requests.recovery import Recovery
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.turns import Turns
+from cluster.vectors.all_together import all_together
 from cluster.vectors.vector_engines import VectorRouter
 
 MAX_PROMPTS_AT_ONCE: Final = 64

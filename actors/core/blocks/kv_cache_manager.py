@@ -27,11 +27,11 @@ from actors.config import CacheConfig
 from actors.core.blocks.block_pool import BlockPool, CacheEvents, CacheObserver, KVCacheBlock, count_common_blocks
 from actors.core.blocks.fenced_blocks import FencedBlocks
 from actors.core.blocks.kv_events import KVEventLog
-from actors.core.blocks.pinned_blocks import PinnedBlocks
 from actors.core.blocks.prompt_tails import PartialHit, PromptTails
 from actors.core.blocks.snapshot_events import SnapshotEvents
 from actors.core.blocks.state_slots import StateSlots
 from actors.core.blocks.state_snapshots import StateSnapshots
+from actors.core.blocks.transfer_pins import PinnedBlocks
 from actors.core.outputs.scheduler_output import BlockCopy
 from actors.core.outputs.scheduler_stats import PrefixCacheStats
 from actors.core.requests.request import Request

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 
 from actors.model.attention.batch_attention import BatchAttention
 from actors.model.compiled.kept_calls import KeptCalls
-from actors.model.compiled.tracing import TracedBatch, example_inputs, trace_one_token
+from actors.model.compiled.one_token_trace import TracedBatch, example_inputs, trace_one_token
 from actors.model.forward import FlatForward
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from cluster.api.http.responses import (
 )
 from cluster.errors import FieldViolation, InvalidRequest
 from cluster.parameters.generation import TextPrompt
-from cluster.requests.all_together import all_together
 from cluster.requests.serving import Serving
+from cluster.vectors.all_together import all_together
 from cluster.vectors.vector_requests import ClassifyRequest, ClassifyResult, ScoreRequest, ScoreResult
 
 _FIELD: Final = re.compile(r"(\w+)(\[(\d+)\])?(.*)")

@@ -1,6 +1,6 @@
 """Evicted blocks come back from a store, and whatever the store does, answers are right and no block is lost.
 
-Tests of kv_transfer/connector/fetches.py, kv_transfer/prefix/prefix_sources.py, actors/core/blocks/pinned_blocks.py.
+Tests of kv_transfer/connector/fetches.py, kv_transfer/prefix/prefix_sources.py, actors/core/blocks/transfer_pins.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 To compile takes half a minute, so in `make test` the traced graph stands for what inductor makes of it.
 Tests of actors/model/compiled/configured_step.py, actors/model/compiled/kept_calls.py and
-actors/model/compiled/tracing.py.
+actors/model/compiled/one_token_trace.py.
 """
 
 from __future__ import annotations

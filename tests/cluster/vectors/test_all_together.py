@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.requests.all_together import all_together
+from cluster.vectors.all_together import all_together
 
 
 class Prompt:
