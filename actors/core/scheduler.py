@@ -96,10 +96,10 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.finished_req_ids: set[str] = set()
         self._queues = queues = Queues.create(scheduler_config, cache_config)
-        self._client_outputs = ClientOutputs()
+        self._client_outputs = outputs = ClientOutputs()
         self.stats = SchedulerStats.first(num_blocks, self.block_size, scheduler_config.speculative)
         self._load_meter = LoadMeter(
-            scheduler_config, kv.block_pool, self.block_size, transfers.kv_bytes_per_token, num_state_blocks
+            scheduler_config, kv.block_pool, cache_config.block_size, transfers.kv_bytes_per_token, num_state_blocks
         )
         self._draft_control = make_draft_control(scheduler_config)
         self._deadlines: RemovableHeap[tuple[float]] = RemovableHeap()
@@ -116,18 +116,12 @@ class Scheduler:
         self._handoff_rank = HandoffRank(self.requests, self.remote.held)
         grammars = GrammarWait(structured_output, scheduler_config.grammar_timeout_s)
         self.preparation = Preparation(grammars, adapters, queues.waiting)
-        self._preemptor = Preemptor(scheduler_config, kv, queues, self._client_outputs)
+        self._preemptor = Preemptor(scheduler_config, kv, queues, outputs)
         self._running_scheduler = RunningScheduler(scheduler_config, kv, queues, self._preemptor)
         self._waiting_scheduler = WaitingScheduler(scheduler_config, kv, queues, self.remote)
         self.chunk_budget = ChunkBudget(scheduler_config, queues.running)
         self._step_update = StepUpdate(
-            queues.running,
-            kv,
-            self.encoder_cache_manager,
-            self._client_outputs,
-            self.stats,
-            structured_output,
-            self._draft_control,
+            queues.running, kv, self.encoder_cache_manager, outputs, self.stats, structured_output, self._draft_control
         )
 
     # -- requests come and go ------------------------------------------------------------------------------------

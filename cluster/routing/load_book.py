@@ -38,10 +38,8 @@ DEFAULT_ROUND_TRIP_S: Final = 1e-3
 MAX_PROMPT_SHARE: Final = 0.8
 _CHUNK: Final = 512
 """Tokens of a usual prompt, at whose cost computed tokens are reckoned."""
-_SHARE_MEMORY_S: Final = 10.0
-"""The time over which the part of an engine's time that goes to prompts is averaged."""
-_REQUESTS_MEMORY_S: Final = 10.0
-"""The time over which requests of this ingress and of all are counted."""
+_MEMORY_S: Final = 10.0
+"""The time over which the part of an engine's time that goes to prompts is averaged, and requests are counted."""
 _PRIOR_REQUESTS: Final = 8.0
 """The number of requests that count as this ingress's own before the first report: a few others mean little then."""
 MAX_FACTOR: Final = 64.0
@@ -274,7 +272,7 @@ class LoadBook:
             # Without the decodes, which would take their time anyway.
             share = work.prediction.prefill_steps(num_tokens, 0, 0, 0, _CHUNK).seconds / elapsed_s
         family.note_role(work.key, session.descriptor.role)
-        family.note_share(work.key, share, min(elapsed_s / _SHARE_MEMORY_S, 1.0))
+        family.note_share(work.key, share, min(elapsed_s / _MEMORY_S, 1.0))
         work.prompt_share = min(family.share(work.key), MAX_PROMPT_SHARE)
 
     def _take(self, work: EngineWork, report: LoadReport) -> None:
@@ -298,9 +296,8 @@ class LoadBook:
     def _sum_up(self, work: EngineWork) -> None:
         """Add to the report what was sent since."""
         report = work.report
-        num_waiting_blocks = report.num_waiting_tokens / work.block_size
-        num_waiting_blocks += report.num_waiting_slots * report.num_state_blocks
-        work.num_free_blocks = report.num_free_blocks - num_waiting_blocks
+        num_waiting = report.num_waiting_tokens / work.block_size + report.num_waiting_slots * report.num_state_blocks
+        work.num_free_blocks = report.num_free_blocks - num_waiting
         # Those whose prompts are not computed yet will decode beside a request that is sent there now.
         work.num_decodes = report.num_decodes + report.num_coming_decodes
         work.num_context_tokens = report.num_decode_context_tokens + report.num_coming_context_tokens
@@ -363,7 +360,7 @@ class AllIngresses:
 
     def note(self, num_own: int, num_all: int, now_s: float) -> None:
         """Count requests that an engine has taken since its last report: this ingress's own, and those of all."""
-        kept = math.exp(-max(now_s - self._at_s, 0.0) / _REQUESTS_MEMORY_S)
+        kept = math.exp(-max(now_s - self._at_s, 0.0) / _MEMORY_S)
         self._at_s = now_s
         self._num_own = kept * self._num_own + max(num_own, 0)
         self._num_all = kept * self._num_all + max(num_all, num_own, 0)

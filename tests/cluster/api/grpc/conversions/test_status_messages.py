@@ -66,6 +66,9 @@ def _filled(hint: Any, numbers: Iterator[int]) -> Any:
             9.0, PlannerMode.ACT, FleetCounts(1, 2, 3), FleetCounts(4, 5, 6), PlanAction.CHANGE, "why", forecast=work
         )
         return msgspec.structs.replace(record, findings=("one",), least_engines=7, estimated_by="simulation")
+    if issubclass(hint, msgspec.Struct):
+        hints = get_type_hints(hint, include_extras=True)
+        return hint(**{one.name: _filled(hints[one.name], numbers) for one in msgspec.structs.fields(hint)})
     if issubclass(hint, enum.Enum):
         return next(iter(hint))
     if hint is bool:
