@@ -50,7 +50,7 @@ async def test_after_all_of_them_the_ingress_is_about_as_large_as_before(ingress
 
 
 UNHARMED = Effects(
-    callback=CallbackReport(0.049, "f"),
+    callback=CallbackReport(0.099, "f"),
     rss_mib=(100.0, 340.0, 345.0, 350.0),
     ended=(),
     felt=Felt(num_calls=1, num_messages=1),
@@ -61,7 +61,7 @@ UNHARMED = Effects(
     ("effects", "mistakes"),
     [
         (UNHARMED, []),
-        (replace(UNHARMED, callback=CallbackReport(0.051, "f")), ["a callback used 51 ms of CPU time: f"]),
+        (replace(UNHARMED, callback=CallbackReport(0.101, "f")), ["a callback used 101 ms of CPU time: f"]),
         (replace(UNHARMED, rss_mib=(100.0, 110.0, 120.0, 153.0)), ["memory grew: 100 -> 110 -> 120 -> 153 MiB"]),
         (replace(UNHARMED, rss_mib=(100.0, 110.0, 120.0, 153.0, 118.0, 160.0, 158.0)), []),
         (
