@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 Call = Callable[..., Tensor]
 """A function of tensors, the inputs of one call of the operator."""
@@ -62,14 +62,14 @@ class KeptCalls:
         return self._shapes[index](*tensors)
 
 
-torch.library.define(_NAME, "(Tensor[] tensors, int index) -> Tensor")
+library.define(_NAME, "(Tensor[] tensors, int index) -> Tensor")
 
 
-@torch.library.impl(_NAME, "CPU")
+@library.impl(_NAME, "CPU")
 def _keep(tensors: Sequence[Tensor], index: int) -> Tensor:
     return _running[-1].compute(tensors, index)
 
 
-@torch.library.register_fake(_NAME)  # type: ignore[untyped-decorator]  # torch leaves it untyped
+@library.register_fake(_NAME)  # type: ignore[untyped-decorator]  # torch leaves it untyped
 def _keep_fake(tensors: Sequence[Tensor], index: int) -> Tensor:
     return _running[-1].output_of(tensors, index)
