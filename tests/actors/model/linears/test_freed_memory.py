@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from actors.model.linears import onednn
 from actors.model.linears.freed_memory import MappedPages
 from tests.actors.model.linears import packing_child
 
@@ -89,6 +90,8 @@ def test_a_system_without_a_list_of_mappings_releases_nothing() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_packing_needs_the_memory_of_one_product_besides_the_model(dtype: str, tmp_path: Path) -> None:
     """float32: mapped from the checkpoint; bfloat16: converted, so in the heap."""
+    if (reason := onednn.reason_against(getattr(torch, dtype))) is not None:
+        pytest.skip(reason)
     packing_child.make_checkpoints(tmp_path)
     command = [sys.executable, "-m", packing_child.__name__, str(tmp_path), dtype]
     measured = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.splitlines()[-1]
