@@ -48,7 +48,8 @@ _SHAPES: Final = ((64, 128), (512, 64), (1800, 32), (1800, 128))
 _PREFIX_SHARE: Final = 0.75
 """The part of a prompt that is one of the shared prefixes."""
 _NUM_PREFIXES: Final = 4
-_WARM_UP_SEED: Final = 3
+_IDLE, _WARM_UP, _FIRST_PROBE = 900, 901, 902
+"""Numbers of a cell's runs that are no repeats."""
 _TTFT_AIM, _ITL_AIM = 5.0, 3.0
 _LEAST_RATIO, _LEAST_MEAN, _MOST_ITL = 0.95, 0.98, 0.7
 _LONG_PROMPT: Final = 1024
@@ -95,6 +96,10 @@ class Cell:
         if not self.is_shared:
             return []
         return ["--prefix-len", str(self.prefix_len), "--num-prefixes", str(_NUM_PREFIXES)]
+
+    def seed(self, number: int) -> int:
+        """Return the seed of one of the cell's runs: no cluster gets the same prompts twice, and has them cached."""
+        return 1000 * all_cells().index(self) + number
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,7 @@ def run(
                 with serving(partial(clusters.command, "cost", load)) as cost:
                     # The other two have served the requests of the calibration by now.
                     warm_up = replace(alike[0], load="rate")
-                    _offer(warm_up, cost.url, load, seed=_WARM_UP_SEED, num_requests=requests)
+                    _offer(warm_up, cost.url, load, number=_WARM_UP, num_requests=requests)
                     for cell in alike:
                         _measure(cell, load, {"cost": cost.url, **urls}, kept, console, repeats, requests)
     console.print(table_of(kept.results))
@@ -247,27 +252,30 @@ def _measure(
         for arm in (*ARMS[first:], *ARMS[:first]):
             if kept.has(cell, repeat, arm):
                 continue
-            found = _offer(cell, urls[arm], load, seed=1000 + repeat, num_requests=num_requests)
+            found = _offer(cell, urls[arm], load, number=repeat, num_requests=num_requests)
             figure = float(found["goodput"]["per_s"] if cell.load == "rate" else found["output_throughput"])
             kept.add(Result(cell.name, repeat, arm, figure, percentile_s(found, "itl", 99)))
             console.print(f"{cell.name}, repeat {repeat}, {arm}: {figure:.2f}", soft_wrap=True)
 
 
-def _offer(cell: Cell, url: str, load: Calibration, *, seed: int, num_requests: int) -> dict[str, Any]:
+def _offer(cell: Cell, url: str, load: Calibration, *, number: int, num_requests: int) -> dict[str, Any]:
     aims = f"ttft={load.ttft_aim_s * 1e3:.3f}ms,tpot={load.itl_aim_s * 1e3:.3f}ms"
     rate = [] if cell.load == "burst" else ["--request-rate", str(load.rate), "--slo", aims]
-    return bench(url, seed, num_requests, *cell.lengths, *cell.options, *rate)
+    return bench(url, cell.seed(number), num_requests, *cell.lengths, *cell.options, *rate)
 
 
 def _calibrate(cell: Cell, urls: Mapping[str, str], kept: Kept, console: Console, num_requests: int) -> Calibration:
     """Return the aims, and the rate at which the better of the two arms just meets them; urls: by arm"""
     if cell.prompts in kept.calibrations:
         return kept.calibrations[cell.prompts]
-    idle = bench(urls["aggregate"], 1, 6, *cell.lengths, *cell.options, "--max-concurrency", "1")
+    idle = bench(urls["aggregate"], cell.seed(_IDLE), 6, *cell.lengths, *cell.options, "--max-concurrency", "1")
     aims = Calibration(cell.prompts, 0.0, _TTFT_AIM * percentile_s(idle, "ttft"), _ITL_AIM * percentile_s(idle, "itl"))
 
+    probes = itertools.count(_FIRST_PROBE)
+
     def share_at(url: str, rate: float) -> float:
-        found = _offer(replace(cell, load="rate"), url, replace(aims, rate=rate), seed=2, num_requests=num_requests)
+        probed, number = replace(cell, load="rate"), next(probes)
+        found = _offer(probed, url, replace(aims, rate=rate), number=number, num_requests=num_requests)
         return float(found["goodput"]["share"])
 
     rates = {arm: highest_good_rate(partial(share_at, url)) for arm, url in urls.items()}

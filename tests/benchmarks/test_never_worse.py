@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 import yaml
 
+from benchmarks import never_worse
 from benchmarks.never_worse import (
     ARMS,
     Calibration,
@@ -23,6 +27,7 @@ from benchmarks.never_worse import (
     judge,
     table_of,
 )
+from benchmarks.server_runs import Server
 from cluster.config import ClusterConfig
 
 
@@ -55,6 +60,34 @@ def test_the_settings_of_each_cluster_are_valid(arm: str, tmp_path: Path) -> Non
     assert config.slo.itl_ms == pytest.approx(50.0)
     assert config.kv_transfer.max_send_mib_per_s == 100.0
     assert config.num_cpus == 2
+
+
+def test_arms_get_the_same_prompts_and_no_cluster_gets_any_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else calibrations and later cells would be served from the prefix cache."""
+    starts: list[str] = []
+    runs: list[tuple[str, int]] = []
+
+    @contextmanager
+    def serving(command_of: Callable[[int], Sequence[str]]) -> Iterator[Server]:
+        starts.append(Path(command_of(8000)[-1]).stem)
+        yield Server(f"{starts[-1]} {len(starts)}", 1.0)
+
+    def bench(url: str, seed: int, num_requests: int, *lengths_and_options: object) -> dict[str, Any]:
+        runs.append((url, seed))
+        figures = {"percentiles": {"50": {"value": 0.1}, "99": {"value": 0.1}}}
+        goodput = {"per_s": 1.0, "share": float(len(runs) % 3 > 0)}
+        return {"goodput": goodput, "output_throughput": 9.0, "metrics": {"ttft": figures, "itl": figures}}
+
+    monkeypatch.setattr(never_worse, "serving", serving)
+    monkeypatch.setattr(never_worse, "bench", bench)
+    never_worse.run(tmp_path / "results.jsonl", repeats=2, only=["1800x"], requests=4)
+
+    assert len(set(runs)) == len(runs) > 3 * 2 * 12
+    seeds = {arm: {seed for url, seed in runs if url.startswith(arm)} for arm in ARMS}
+    repeats = [cell.seed(number) for cell in chosen_cells(["1800x"]) for number in range(2)]
+    assert all(seeds[arm].issuperset(repeats) for arm in ARMS)
 
 
 def results_of(cell: str, figures: dict[str, float], itl_s: dict[str, float]) -> list[Result]:
