@@ -97,10 +97,11 @@ class EngineSpeed(msgspec.Struct, frozen=True):
         ]
 
     def transfer_s(self, num_tokens: float) -> float:
-        """Return the seconds that the KV of so many tokens takes over an idle link."""
+        """Return the seconds that the KV of so many tokens, and a recurrent state, take over an idle link."""
         if self.link_bytes_per_s <= 0:
             return 0.0
-        return self.link_round_trip_s + num_tokens * self.kv_bytes_per_token / self.link_bytes_per_s
+        num_bytes = (num_tokens + self.num_state_tokens) * self.kv_bytes_per_token
+        return self.link_round_trip_s + num_bytes / self.link_bytes_per_s
 
     def largest_batch(self, context_tokens: float) -> int:
         """Return how many requests can run at once. context_tokens: of each of them, on average"""

@@ -61,6 +61,8 @@ class ClusterSpec:
 
     links:              the links between all engines
     kv_bytes_per_token: bytes of one token's KV
+    state_bytes:        bytes of a request's recurrent state, which travel behind its last block; in the cache they take
+                        no room here
     routing_mode:       how routes are chosen
     slo:                the aims of requests that have none of their own
     num_ingresses:      clients spread their requests over so many
@@ -96,5 +98,6 @@ class ClusterSpec:
     restarts: RestartConfig = field(default_factory=RestartConfig)
     load_window_s: float | None = None
     host_bytes_per_s: float = 25e9
+    state_bytes: int = 0
     ingress: IngressConfig = field(default_factory=IngressConfig)
     kv_transfer: KVTransferConfig = field(default_factory=KVTransferConfig)

@@ -72,7 +72,7 @@ class SimulationEstimator:
         if not fleet.can_serve:
             return ServiceEstimate(0.0, (), math.inf, math.inf, math.inf, math.inf)
         num_slices = -(-fleet.num_engines // _MAX_ENGINES)
-        # Simulated blocks are large, and requests have no states. They fill the same part of the cache as they would.
+        # Simulated blocks are large, and states take none. Requests fill the same part of the cache as they would.
         part = _part_filled(load, speed.num_state_tokens)
         enlarged = msgspec.structs.replace(speed, num_kv_tokens=int(speed.num_kv_tokens * part))
         return _Run(self._cluster(fleet, num_slices, enlarged, aims), load, num_slices, speed, aims).estimate()
@@ -95,6 +95,7 @@ class SimulationEstimator:
             ingress=IngressConfig(max_requests_in_flight=_MANY, max_waiting_tokens=_MANY),
             # A request finds as much of its prompt cached as it did when it was recorded, wherever it goes.
             kv_transfer=KVTransferConfig(prefix_fetch=False),
+            state_bytes=speed.num_state_tokens * speed.kv_bytes_per_token,
         )
 
     def _engine(self, role: EngineRole, number: int, speed: EngineSpeed, share: float, aims: PlanAims) -> EngineSpec:

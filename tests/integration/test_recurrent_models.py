@@ -122,6 +122,32 @@ def test_prefix_hits_go_on_from_snapshots(family: str, checkpoint: Callable[[str
         pair.assert_whole()
 
 
+@pytest.mark.usefixtures("shared_models")
+@pytest.mark.parametrize("family", _ALL)
+def test_a_prompt_beside_the_same_one_goes_on_from_a_snapshot_and_not_from_a_copied_tail(
+    family: str, checkpoint: Callable[[str], Path]
+) -> None:
+    directory = checkpoint(family)
+    num_blocks = 100 + 8 * _layout(directory).num_state_blocks
+    config = engine_config(directory, block_size=_BLOCK_SIZE, num_blocks=num_blocks, max_num_seqs=8)
+    # One prompt ends in the middle of a block, the other one fills its last block.
+    prompts = {"in a block": random_prompt(30), "at its end": random_prompt(32, seed=1)}
+    with EnginePair(config, config) as pair:
+        for name, prompt in prompts.items():
+            pair.submit("decode", name, prompt, _GREEDY)
+        pair.run(lambda: all(len(pair.answers[name].token_ids) >= 2 for name in prompts))
+        # The first ones go on writing the blocks in which the prompts end.
+        assert all(len(pair.answers[name].token_ids) < _NUM_TOKENS for name in prompts)
+        for name, prompt in prompts.items():
+            pair.submit("decode", f"again, {name}", prompt, _GREEDY)
+        pair.run()
+        for name, prompt in prompts.items():
+            right = greedy_tokens(directory, tuple(prompt), _NUM_TOKENS)
+            assert pair.answers[name].token_ids == pair.answers[f"again, {name}"].token_ids == right
+            assert pair.answers[f"again, {name}"].timings("decode").num_cached_tokens == 24
+        pair.assert_whole()
+
+
 @pytest.mark.more
 @pytest.mark.usefixtures("shared_models")
 @pytest.mark.parametrize("family", RECURRENT_FAMILIES)

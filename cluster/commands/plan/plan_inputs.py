@@ -13,19 +13,28 @@ import msgspec
 from actors.config import SchedulerConfig
 from actors.costs.cost_file import CostFileRefused, CostIdentity, load_cost_model
 from actors.costs.step_cost_model import StepCostModel
+from cluster.commands.plan.model_kv import read_even_size, read_model_kv
 from cluster.errors import InvalidConfig
 from cluster.planning.engine_work import EngineSpeed, speed_of_model
 from cluster.planning.offered_load import OfferedRequest
 from cluster.simulation.engines.fitted_costs import fit_step_costs
 from cluster.simulation.timing.gpu_data_sheets import find_data_sheet
 from cluster.simulation.timing.model_shape import read_model_shape
-from cluster.simulation.timing.model_size import read_model_size
 from cluster.simulation.timing.op_tables import read_op_tables
 from cluster.simulation.timing.rank_exchange import RankLayout
 from cluster.simulation.timing.roofline import WARNING, RooflineStepTimes
 from cluster.traces.trace_request import BLOCK_TOKENS, TraceRequest
 
 _BITS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """How much an engine keeps: tokens in its KV cache (None: unknown), bytes of a token, and bytes of a request."""
+
+    num_kv_tokens: int | None = None
+    kv_bytes_per_token: int = 0
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +65,19 @@ def read_speed(source: SpeedSource, scheduler: SchedulerConfig) -> tuple[EngineS
     if source.cost_model is not None and source.op_tables is not None:
         raise InvalidConfig("plan", ["give either --cost-model or --op-tables, not both"])
     if source.cost_model is not None:
-        model, guess = read_cost_model(source.cost_model), _guess(source)
-        held = None if guess is None else guess.num_kv_tokens
-        return _speed(model, source, scheduler, held, 0 if guess is None else guess.size.kv_bytes_per_token), ""
+        return _speed(read_cost_model(source.cost_model), source, scheduler, _kept(source)), ""
     if source.op_tables is not None:
         if source.shape is None:
             raise InvalidConfig("--op-tables", ["needs --shape, a file with the model's shape"])
         shape = read_model_shape(source.shape)
         tables = read_op_tables(source.op_tables, shape, RankLayout(tensor_parallel_size=source.num_ranks))
         model = fit_step_costs(tables, scheduler)
-        return _speed(model, source, scheduler, shape.num_kv_tokens, shape.kv_bytes_per_token()), ""
+        return _speed(model, source, scheduler, _Kept(shape.num_kv_tokens, shape.kv_bytes_per_token())), ""
     guess = _guess(source)
     if guess is None:
         raise InvalidConfig("plan", ["give --cost-model, or --op-tables, or --model together with --gpu"])
     model = fit_step_costs(guess, scheduler)
-    return _speed(model, source, scheduler, guess.num_kv_tokens, guess.size.kv_bytes_per_token), WARNING
+    return _speed(model, source, scheduler, _Kept(guess.num_kv_tokens, guess.size.kv_bytes_per_token)), WARNING
 
 
 def read_cost_model(path: Path) -> StepCostModel:
@@ -121,22 +128,26 @@ def _guess(source: SpeedSource) -> RooflineStepTimes | None:
     if source.model is None or source.gpu is None:
         return None
     # The report says loudly that this is a guess, so the log need not.
-    return RooflineStepTimes(read_model_size(source.model), find_data_sheet(source.gpu), source.num_ranks)
+    return RooflineStepTimes(read_even_size(source.model), find_data_sheet(source.gpu), source.num_ranks)
 
 
-def _speed(
-    model: StepCostModel,
-    source: SpeedSource,
-    scheduler: SchedulerConfig,
-    num_kv_tokens: int | None,
-    kv_bytes_per_token: int,
-) -> EngineSpeed:
-    held = source.num_kv_tokens or num_kv_tokens
+def _kept(source: SpeedSource) -> _Kept:
+    """Return what is known of the model. A GPU is looked at only if nobody says how many tokens it has room for."""
+    if source.model is None:
+        return _Kept()
+    figures, guess = read_model_kv(source.model), None if source.num_kv_tokens else _guess(source)
+    held = None if guess is None else guess.num_kv_tokens
+    return _Kept(held, figures.bytes_per_token, figures.state_bytes)
+
+
+def _speed(model: StepCostModel, source: SpeedSource, scheduler: SchedulerConfig, kept: _Kept) -> EngineSpeed:
+    held = source.num_kv_tokens or kept.num_kv_tokens
     if held is None:
         raise InvalidConfig("plan", ["give --kv-tokens, or --model and --gpu, for the size of the KV cache"])
     speed = speed_of_model(model, scheduler.max_num_batched_tokens, scheduler.max_num_seqs, held)
     return msgspec.structs.replace(
         speed,
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=kept.kv_bytes_per_token,
+        num_state_tokens=-(-kept.state_bytes // max(kept.kv_bytes_per_token, 1)),
         link_bytes_per_s=source.link_gbit_per_s * 1e9 / _BITS,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.core.requests.slo import Slo
+from cluster.commands.plan.model_kv import read_model_kv
 from cluster.commands.plan.plan_inputs import read_cost_model
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
@@ -14,7 +15,6 @@ from cluster.routing.engine_connection import EngineRole
 from cluster.simulation.cluster_spec import ClusterSpec, EngineSpec, LinkSpec
 from cluster.simulation.faults.fault_file import FaultPlan
 from cluster.simulation.timing.model_shape import read_model_shape
-from cluster.simulation.timing.model_size import read_model_size
 from cluster.simulation.timing.op_tables import read_op_tables
 from cluster.simulation.timing.rank_exchange import RankLayout
 from cluster.simulation.timing.step_times import ModelStepTimes, StepTimes
@@ -48,11 +48,12 @@ class EngineSource:
 
 @dataclass(frozen=True, slots=True)
 class _Engine:
-    """An engine of one role. num_kv_tokens: None if the sources do not say it"""
+    """An engine of one role. num_kv_tokens: None if the sources do not say it; state_bytes: of a request"""
 
     step_times: StepTimes
     num_kv_tokens: int | None
     kv_bytes_per_token: int
+    state_bytes: int = 0
 
 
 def cluster_of(config: ClusterConfig, source: EngineSource, plan: FaultPlan | None = None) -> ClusterSpec:
@@ -75,10 +76,11 @@ def cluster_of(config: ClusterConfig, source: EngineSource, plan: FaultPlan | No
         for role, engine in found.items()
         for number in range(config.group(role).count)
     )
+    kept = next(iter(found.values()))
     spec = ClusterSpec(
         engines,
         LinkSpec(source.link_gbit_per_s * 1e9 / _BITS, source.link_latency_s),
-        next(iter(found.values())).kv_bytes_per_token,
+        kept.kv_bytes_per_token,
         config.routing.mode,
         Slo(ttft_s=_seconds(config.slo.ttft_ms), itl_s=_seconds(config.slo.itl_ms)),
         config.ingress.count,
@@ -87,6 +89,7 @@ def cluster_of(config: ClusterConfig, source: EngineSource, plan: FaultPlan | No
         restarts=config.restarts,
         ingress=config.ingress,
         kv_transfer=config.kv_transfer,
+        state_bytes=kept.state_bytes,
     )
     return spec if plan is None else replace(spec, **plan.changes())  # type: ignore[arg-type]  # its fields
 
@@ -100,8 +103,8 @@ def _refuse_bad_sources(source: EngineSource) -> None:
 
 def _engine(config: ClusterConfig, source: EngineSource, role: EngineRole) -> _Engine:
     if source.cost_model is not None:
-        size = read_model_size(Path(config.model.model))
-        return _Engine(ModelStepTimes(read_cost_model(source.cost_model)), None, size.kv_bytes_per_token)
+        kept, times = read_model_kv(Path(config.model.model)), ModelStepTimes(read_cost_model(source.cost_model))
+        return _Engine(times, None, kept.bytes_per_token, kept.state_bytes)
     assert source.op_tables is not None, "it was checked"
     assert source.shape is not None, "it was checked"
     shape = read_model_shape(source.shape)

@@ -73,6 +73,7 @@ class SimulatedTransfers:
         self._config = cluster.kv_transfer
         self._block_size = block_size
         self._block_size_bytes = block_size * cluster.kv_bytes_per_token
+        self._state_bytes = cluster.state_bytes
         self._events = events
         self._network = network
         self._peers = peers
@@ -143,7 +144,7 @@ class SimulatedTransfers:
             story=TransferStory(self._events.clock),
         )
         sending = Sending(key, _key(params.peer), machine)
-        sending.num_promised_bytes = -(-num_prompt_tokens // self._block_size) * self._block_size_bytes
+        sending.num_promised_bytes = self._size_bytes(machine, 0, -(-num_prompt_tokens // self._block_size))
         self._sending[transfer_id] = sending
         self._transfer_of_key[key] = transfer_id
         self._count(sending)
@@ -261,7 +262,7 @@ class SimulatedTransfers:
     def _on_ready(self, sending: Sending, message: Ready) -> None:
         sending.has_link = True
         num_blocks = -(-sending.machine.num_prompt_tokens // self._block_size) - message.first_block
-        sending.num_promised_bytes = max(0, num_blocks) * self._block_size_bytes
+        sending.num_promised_bytes = self._size_bytes(sending.machine, message.first_block, num_blocks)
         self._follow_sending(sending, sending.machine.on_ready(message))
 
     def _refuse(self, peer: EngineKey, message: Ready | Cancel) -> None:
@@ -335,10 +336,17 @@ class SimulatedTransfers:
         link = self._links.get(sending.peer)
         if link is None:
             link = self._links[sending.peer] = SendingLink(ChunkQueue(self._config.max_chunk_bytes), [])
-        num_bytes = len(block_ids) * self._block_size_bytes
+        num_bytes = self._size_bytes(sending.machine, first_block, len(block_ids))
         sending.num_queued_bytes += num_bytes
         link.chunks.put(QueuedChunk(sending.machine.transfer_id, first_block, block_ids, num_bytes))
         self._announce(sending.peer, link)
+
+    def _size_bytes(self, machine: ProducerMachine, first_block: int, num_blocks: int) -> int:
+        """Return the bytes of so many blocks of a prompt, and of the state that follows its last block."""
+        if num_blocks <= 0:
+            return 0
+        is_last = first_block + num_blocks == -(-machine.num_prompt_tokens // self._block_size)
+        return num_blocks * self._block_size_bytes + (self._state_bytes if is_last else 0)
 
     def _announce(self, peer: EngineKey, link: SendingLink) -> None:
         while (chunk := link.chunks.take()) is not None:

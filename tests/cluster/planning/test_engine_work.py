@@ -94,6 +94,7 @@ def test_a_slower_engine_takes_longer_for_everything() -> None:
 def test_a_transfer_takes_its_bytes_over_the_link() -> None:
     speed = msgspec.structs.replace(SPEED, kv_bytes_per_token=1000, link_bytes_per_s=1e6, link_round_trip_s=0.001)
     assert speed.transfer_s(500) == pytest.approx(0.501)
+    assert msgspec.structs.replace(speed, num_state_tokens=300).transfer_s(500) == pytest.approx(0.801)
     assert SPEED.transfer_s(500) == 0.0
 
 

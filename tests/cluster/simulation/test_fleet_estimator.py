@@ -90,6 +90,9 @@ def test_the_link_between_two_roles_counts() -> None:
     # All of a prompt is computed in one step, so its 100 MB move while the client waits for the second token.
     assert late.itl_p50_s == pytest.approx(0.1, rel=0.2)
     assert late.attainment == 0.0
+    # A state as large as the prompt's KV follows it.
+    states = HANDOFFS.estimate(split, load, msgspec.structs.replace(slow, num_state_tokens=1000), aims)
+    assert states.itl_p50_s == pytest.approx(0.2, rel=0.2)
 
 
 @pytest.mark.parametrize("count", [16, 21])

@@ -1,6 +1,6 @@
 """`raypd plan`: its inputs, its report and its errors.
 
-Tests of cluster/commands/plan/plan_inputs.py, cluster/commands/plan/plan_report.py, cluster/commands/plan/plan_run.py.
+Tests of cluster/commands/plan/model_kv.py, cluster/commands/plan/plan_inputs.py, cluster/commands/plan/plan_report.py, cluster/commands/plan/plan_run.py.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from actors.config import SchedulerConfig
 from actors.costs.cost_file import CostIdentity, save_cost_model
 from actors.costs.step_cost_model import Residuals, StepCostModel
 from cluster.cli import app
-from cluster.commands.plan.plan_inputs import offered_requests, read_cost_model
+from cluster.commands.plan.plan_inputs import SpeedSource, offered_requests, read_cost_model, read_speed
 from cluster.commands.plan.plan_report import manifests_command
 from cluster.errors import InvalidConfig
 from cluster.planning.fleet_counts import FleetCounts
 from cluster.traces.trace_request import TraceRequest
 from tests.cluster.planning.plan_setup import COSTS
+from tests.models.geometries import GEOMETRIES
 
 MODEL = StepCostModel(COSTS, (Residuals("decode", 100, -0.1, 0.0, 0.1, 0.05), Residuals("prefill", 100)))
 
@@ -110,6 +112,62 @@ def test_a_cost_model_needs_the_size_of_the_kv_cache(trace: Path, cost_model: Pa
     result = _run("--trace", trace, "--slo", "ttft=1s", "--cost-model", cost_model)
     assert result.exit_code != 0
     assert "give --kv-tokens, or --model and --gpu" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes", "num_state_tokens"),
+    [
+        ("Llama-3.3-70B", 327_680, 0),
+        ("DeepSeek-V3", 70_272, 0),
+        ("Gemma 4 31B", 901_120, 0),
+        # The 77 856 768 bytes of a request's state are those of as many tokens.
+        ("Qwen3-Next-80B", 24_576, 3168),
+    ],
+)
+def test_measured_steps_go_with_the_kv_that_the_model_keeps(
+    cost_model: Path, tmp_path: Path, name: str, kv_bytes: int, num_state_tokens: int
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEOMETRIES[name]))
+    speed, warning = read_speed(_source(tmp_path, cost_model=cost_model, num_kv_tokens=100_000), SchedulerConfig())
+    assert (speed.kv_bytes_per_token, speed.num_state_tokens, warning) == (kv_bytes, num_state_tokens, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("DeepSeek-V3", "latent attention has no estimate; give measured times"),
+        ("Gemma 4 31B", "its layers keep KV of different shapes, or share it"),
+        ("Qwen3-Next-80B", "some of its layers keep recurrent states"),
+    ],
+)
+def test_steps_of_a_model_whose_layers_differ_are_not_guessed(tmp_path: Path, name: str, reason: str) -> None:
+    config = GEOMETRIES[name] | {"intermediate_size": 8192, "vocab_size": 100_000}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidConfig, match=reason):
+        read_speed(_source(tmp_path, gpu="h100"), SchedulerConfig())
+
+
+@pytest.mark.parametrize(
+    ("config", "mistake"),
+    [
+        (None, "is not a checkpoint in Hugging Face format"),
+        ("{}", "it does not say how large the KV of a token is"),
+        ('{"num_hidden_layers": "many"}', "a size is no number"),
+    ],
+)
+def test_a_config_that_says_nothing_of_kv_is_refused(
+    cost_model: Path, tmp_path: Path, config: str | None, mistake: str
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(InvalidConfig, match=mistake):
+        read_speed(_source(tmp_path, cost_model=cost_model, num_kv_tokens=100_000), SchedulerConfig())
+
+
+def _source(
+    model: Path, *, gpu: str | None = None, cost_model: Path | None = None, num_kv_tokens: int | None = None
+) -> SpeedSource:
+    return SpeedSource(model, gpu, cost_model, None, None, 1, num_kv_tokens, 100.0)
 
 
 def test_a_file_that_is_no_cost_model_is_refused(tmp_path: Path) -> None:

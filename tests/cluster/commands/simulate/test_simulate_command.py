@@ -23,6 +23,7 @@ from cluster.commands.simulate.simulated_config import EngineSource, cluster_of
 from cluster.commands.simulate.simulation_jobs import SimulationJob, run_jobs
 from cluster.config import ClusterConfig, load_cluster_config
 from cluster.errors import InvalidConfig
+from tests.models.geometries import GEOMETRIES
 
 COSTS = StepCostModel((5e-3, 2e-5, 1e-5, 2e-5, 1e-5, 0.0, 1e-5, 1e-7, 1e-3, 1e-8, 2e-9))
 
@@ -188,6 +189,16 @@ def test_the_size_of_the_kv_cache_has_to_be_known(files: Path) -> None:
         cluster_of(ClusterConfig(), source)
     sized = load_cluster_config(None, {"cache": {"num_blocks": 320, "block_size": 16}})
     assert {engine.num_blocks for engine in cluster_of(sized, source).engines} == {10}
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_bytes", "state_bytes"), [("DeepSeek-V3", 70_272, 0), ("Qwen3-Next-80B", 24_576, 77_856_768)]
+)
+def test_handoffs_move_what_the_model_keeps(files: Path, name: str, kv_bytes: int, state_bytes: int) -> None:
+    (files / "config.json").write_text(json.dumps(GEOMETRIES[name]))
+    config = load_cluster_config(files / "split.yaml", {"model": {"model": str(files)}}, looks_at_model=False)
+    spec = cluster_of(config, EngineSource(cost_model=files / "cost.json", num_kv_tokens=5120))
+    assert (spec.kv_bytes_per_token, spec.state_bytes) == (kv_bytes, state_bytes)
 
 
 def test_the_simulated_cluster_is_that_of_the_settings(files: Path) -> None:
