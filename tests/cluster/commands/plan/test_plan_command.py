@@ -1,6 +1,7 @@
 """`raypd plan`: its inputs, its report and its errors.
 
-Tests of cluster/commands/plan/model_kv.py, cluster/commands/plan/plan_inputs.py, cluster/commands/plan/plan_report.py, cluster/commands/plan/plan_run.py.
+Tests of cluster/commands/plan/model_kv.py, cluster/commands/plan/plan_inputs.py,
+cluster/commands/plan/plan_report.py, cluster/commands/plan/plan_run.py.
 """
 
 from __future__ import annotations
