@@ -161,7 +161,8 @@ def test_large_vocabularies_give_the_tokens_of_a_plain_sampler(
     assert token_ids == sample_plainly(logits, rows)
 
 
-def test_logits_that_are_equal_to_the_last_one_selected_count_for_top_p() -> None:
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_logits_that_are_equal_to_the_last_one_selected_count_for_top_p(is_on_host: bool) -> None:
     """Top_k 2 keeps the largest logit and 198 equal ones: it has 2 % of some of these, but not of all."""
     logits = torch.zeros(1, 1000)
     logits[0, 7:1000:5] = 5.0
@@ -169,10 +170,38 @@ def test_logits_that_are_equal_to_the_last_one_selected_count_for_top_p() -> Non
     params = [SamplingParams(top_k=2, top_p=0.02, seed=seed) for seed in range(300)]
     rows = [SamplingRow(one, NO_TOKENS, NO_TOKENS, EOS) for one in params]
 
-    token_ids = sample(logits.expand(300, -1), SamplingBatch.of_rows(rows)).token_ids
+    with computing(is_on_host=is_on_host):
+        token_ids = sample(logits.expand(300, -1), SamplingBatch.of_rows(rows)).token_ids
 
     assert token_ids == sample_plainly(logits.expand(300, -1), rows)
     assert len(set(token_ids)) > 100
+
+
+@pytest.mark.parametrize("is_on_host", [True, False])
+def test_chunks_bring_each_row_its_own_log_probabilities_and_nans(is_on_host: bool) -> None:
+    numbers = [2, None, 0, 2, 1, None, 0]
+    params = [SamplingParams(temperature=index % 2, seed=index, logprobs=num) for index, num in enumerate(numbers)]
+    rows = [SamplingRow(one, NO_TOKENS, NO_TOKENS, EOS) for one in params]
+    logits = logits_of("plain", len(rows), 40, seed=5)
+    logits[1, 3:6] = torch.nan
+
+    outputs = []
+    for max_chunk in (1, 3 * 40, 1 << 19):
+        with computing(max_chunk=max_chunk, is_on_host=is_on_host):
+            outputs.append(sample(logits, SamplingBatch.of_rows(rows)))
+
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0].num_nans == [0, 3, 0, 0, 0, 0, 0]
+    expected = torch.log_softmax(logits, dim=-1)
+    for row, (token_id, entry, num_top) in enumerate(
+        zip(outputs[0].token_ids, outputs[0].logprobs, numbers, strict=True)
+    ):
+        if num_top is None:
+            assert entry is None
+        else:
+            assert entry is not None
+            assert entry.token_ids == [token_id, *torch.topk(expected[row], num_top).indices.tolist()]
+            assert entry.logprobs[0] == pytest.approx(float(expected[row, token_id]))
 
 
 @pytest.mark.parametrize("is_on_host", [True, False])
@@ -197,6 +226,14 @@ def test_broken_logits_give_the_same_token_and_break_no_other_row(is_on_host: bo
 
     assert output.token_ids == sample_plainly(logits, rows, allowed)
     assert output.num_nans == [1, 0, 0, 1, 0] * 4
+
+
+def test_a_mask_may_be_wider_than_the_logits() -> None:
+    """A tokenizer may know more tokens than the model has logits."""
+    rows = [SamplingRow(SamplingParams(temperature=0.0), NO_TOKENS, NO_TOKENS, EOS)]
+    wide = mask_of({0: allowing({7, 90}, 100)})
+
+    assert sample(torch.ones(1, 40), SamplingBatch.of_rows(rows), wide).token_ids == [7]
 
 
 def test_a_token_outside_of_the_vocabulary_changes_no_other_row() -> None:

@@ -19,7 +19,7 @@ from transformers import (
 from actors.core.requests.sampling_params import SamplingParams
 from actors.model.sampling.filters import Filters, filter_logits
 from actors.model.sampling.logit_changes import RowChanges, StepChanges
-from actors.model.sampling.sampler import sample
+from actors.model.sampling.sampler import SamplerOutput, sample
 from actors.model.sampling.sampling_batch import SamplingBatch
 from actors.model.sampling.sampling_row import SamplingRow
 
@@ -112,15 +112,17 @@ def test_a_row_is_sampled_alike_whatever_the_batch() -> None:
     assert together.logprobs == backwards.logprobs[::-1] == [output.logprobs[0] for output in alone]
 
 
-def test_the_smallest_temperature_is_as_good_as_greedy() -> None:
+@pytest.mark.parametrize("temperature", [1e-40, 1e-300])
+def test_the_smallest_temperature_is_as_good_as_greedy(temperature: float) -> None:
     logits = logits_of(VOCAB_SIZE) * 10
 
-    assert set(draws(logits, SamplingParams(temperature=1e-40), 5)) == {int(logits.argmax())}
+    assert set(draws(logits, SamplingParams(temperature=temperature), 5)) == {int(logits.argmax())}
 
 
-def test_a_stop_token_outside_the_vocabulary_disturbs_nobody() -> None:
+@pytest.mark.parametrize("stop_token_id", [VOCAB_SIZE, VOCAB_SIZE + 5, -1])
+def test_a_stop_token_outside_the_vocabulary_disturbs_nobody(stop_token_id: int) -> None:
     logits = logits_of(1, VOCAB_SIZE)
-    params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(VOCAB_SIZE + 5,), ignore_eos=True)
+    params = SamplingParams(temperature=0.0, min_tokens=2, stop_token_ids=(stop_token_id,), ignore_eos=True)
 
     assert sample(logits, SamplingBatch.of_rows([row(params)])).token_ids == [int(logits[0, 1:].argmax()) + 1]
 
@@ -269,3 +271,15 @@ def test_rows_that_are_all_greedy_get_their_largest_logit_and_their_nans_counted
     assert output.token_ids == [int(logits[0].argmax()), 4, 3, int(logits[3].argmax())]
     assert output.num_nans == [0, 2, 0, 0]
     assert output.logprobs == [None] * 4
+
+
+def test_the_output_of_some_rows_has_all_that_is_theirs() -> None:
+    logits = logits_of(4, VOCAB_SIZE)
+    logits[2, 5] = float("nan")
+    rows = [row(SamplingParams(temperature=0.0, logprobs=number)) for number in (None, 0, 1, 2)]
+
+    output = sample(logits, SamplingBatch.of_rows(rows))
+
+    assert output.at(np.array([2, 0])) == SamplerOutput(
+        [output.token_ids[2], output.token_ids[0]], [output.logprobs[2], None], [1, 0]
+    )
