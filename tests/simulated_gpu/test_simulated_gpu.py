@@ -7,32 +7,21 @@ actors/model/tensor_parallel/group.py and actors/model/tensor_parallel/split_lay
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.own_process import run_tests
 
 CHECKED = Path(__file__).with_name("checked.py")
 FEATURES = Path(__file__).with_name("checked_features.py")
 REPORT = Path(__file__).with_name("checked_report.py")
 RANKS = Path(__file__).with_name("checked_ranks.py")
-_TIMEOUT_S = 580
 
 
 def run_on_simulated_gpu(*arguments: str) -> None:
     """Run tests in a process of their own, since torch takes a device once. All of them have to pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", str(_TIMEOUT_S)]
-    ran = subprocess.run(
-        [*command, "-p", "tests.simulated_gpu.plugin", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run_tests("-p", "tests.simulated_gpu.plugin", *arguments)
 
 
 @pytest.mark.more

@@ -6,28 +6,18 @@ actors/model/attention/triton_kernels/launches.py, actors/model/attention/triton
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.own_process import run_tests
 
 INTERPRETED = Path(__file__).with_name("interpreted.py")
 
 
 def run_in_interpreter(name: str) -> None:
     """Run the tests of a class of interpreted.py where Triton interprets kernels. All of them have to pass."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "--timeout", "580"]
-    ran = subprocess.run(
-        [*command, f"{INTERPRETED}::{name}"],
-        env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=580,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    run_tests(f"{INTERPRETED}::{name}", environment={"TRITON_INTERPRET": "1"})
 
 
 @pytest.mark.more
