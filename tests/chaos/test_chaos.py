@@ -42,7 +42,7 @@ async def test_no_fault_loses_or_changes_a_token_or_leaves_anything_behind(
     assert report.num_affected > 0, "this seed is too quiet"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("fleet", "model"),

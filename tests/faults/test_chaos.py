@@ -35,7 +35,7 @@ async def test_sixty_requests_with_random_faults_give_the_right_tokens(engines: 
     await run_chaos(engines, 60, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_thousand_requests_with_random_faults_give_the_right_tokens(engines: LiveEngines) -> None:
     await run_chaos(engines, 1000, 10)

@@ -29,7 +29,7 @@ _CheckpointOf = Callable[[str], Path]
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(25), pytest.param(range(25, 525), marks=[pytest.mark.slow, pytest.mark.timeout(900)])], ids=len
+    "seeds", [range(25), pytest.param(range(25, 525), marks=[pytest.mark.long, pytest.mark.timeout(900)])], ids=len
 )
 def test_every_output_that_is_complete_is_valid(seeds: range, checkpoint: _CheckpointOf) -> None:
     directory = checkpoint("llama")

@@ -46,7 +46,7 @@ _FOUR_RANKS = pytest.param(("rdma", 4), marks=pytest.mark.slow, id="rdma, four r
 
 
 def _on(*overlays: str, also: Sequence[ParameterSet] = ()) -> pytest.MarkDecorator:
-    """On the pods of every overlay; but on these, behind `make slow`: each costs engines.
+    """On the pods of every overlay; but on these, behind `make test-slow`: each costs engines.
 
     Every overlay is in one, so that `raypd serve` with each one's configuration is run on its pods.
     """

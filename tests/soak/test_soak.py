@@ -26,7 +26,7 @@ _DURATION_S = float(os.environ.get("RAYPD_SOAK_S", "3600"))
 _SHORT_S = 120.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(_DURATION_S + 600)
 async def test_what_is_served_for_an_hour_leaves_nothing_behind(checkpoint: Callable[[str], Path]) -> None:
     result = await soak(checkpoint("llama"), _DURATION_S)

@@ -202,5 +202,5 @@ class MigrationMachineAtLength(MigrationMachine):
     """The same, for long."""
 
 
-TestMigrationsAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(MigrationMachineAtLength.TestCase))
+TestMigrationsAtLength = pytest.mark.timeout(7200)(pytest.mark.long(MigrationMachineAtLength.TestCase))
 TestMigrationsAtLength.settings = settings(_SETTINGS, max_examples=15_000)

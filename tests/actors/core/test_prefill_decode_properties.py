@@ -457,5 +457,5 @@ class PrefillDecodeMachineAtLength(PrefillDecodeMachine):
     """The same, for long."""
 
 
-TestPrefillDecodeAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(PrefillDecodeMachineAtLength.TestCase))
+TestPrefillDecodeAtLength = pytest.mark.timeout(7200)(pytest.mark.long(PrefillDecodeMachineAtLength.TestCase))
 TestPrefillDecodeAtLength.settings = settings(_SETTINGS, max_examples=15_000)

@@ -388,5 +388,5 @@ class RingMachineAtLength(RingMachine):
     """The same, for long."""
 
 
-TestRingAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(RingMachineAtLength.TestCase))
+TestRingAtLength = pytest.mark.timeout(7200)(pytest.mark.long(RingMachineAtLength.TestCase))
 TestRingAtLength.settings = settings(_SETTINGS, max_examples=15_000)

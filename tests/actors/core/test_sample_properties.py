@@ -159,5 +159,5 @@ class SampleMachineAtLength(SampleMachine):
     """The same, for long."""
 
 
-TestSamplesAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(SampleMachineAtLength.TestCase))
+TestSamplesAtLength = pytest.mark.timeout(7200)(pytest.mark.long(SampleMachineAtLength.TestCase))
 TestSamplesAtLength.settings = settings(_SETTINGS, max_examples=20_000)

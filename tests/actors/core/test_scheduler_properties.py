@@ -530,9 +530,9 @@ class AdapterMachineAtLength(AdapterMachine):
     """The same, for long."""
 
 
-TestSchedulerAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(SchedulerMachineAtLength.TestCase))
+TestSchedulerAtLength = pytest.mark.timeout(7200)(pytest.mark.long(SchedulerMachineAtLength.TestCase))
 TestSchedulerAtLength.settings = settings(_SETTINGS, max_examples=25_000)
-TestImagesAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(ImageMachineAtLength.TestCase))
+TestImagesAtLength = pytest.mark.timeout(7200)(pytest.mark.long(ImageMachineAtLength.TestCase))
 TestImagesAtLength.settings = settings(_SETTINGS, max_examples=20_000)
-TestAdaptersAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(AdapterMachineAtLength.TestCase))
+TestAdaptersAtLength = pytest.mark.timeout(7200)(pytest.mark.long(AdapterMachineAtLength.TestCase))
 TestAdaptersAtLength.settings = settings(_SETTINGS, max_examples=5_000)

@@ -39,5 +39,5 @@ class StateMachineAtLength(StateMachine):
     """The same, for long."""
 
 
-TestStatesAtLength = pytest.mark.timeout(7200)(pytest.mark.slow(StateMachineAtLength.TestCase))
+TestStatesAtLength = pytest.mark.timeout(7200)(pytest.mark.long(StateMachineAtLength.TestCase))
 TestStatesAtLength.settings = settings(_SETTINGS, max_examples=20_000)

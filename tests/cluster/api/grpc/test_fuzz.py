@@ -192,7 +192,7 @@ def test_no_message_is_more_than_its_clients_mistake(name: str, ingress: Ingress
     assert ingress.codes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", METHODS)
 def test_no_message_of_very_many_is_more_than_its_clients_mistake(name: str, ingress: Ingress) -> None:

@@ -163,7 +163,7 @@ def test_hostile_bodies_are_answered(bodies: list[tuple[str, bytes]]) -> None:
     _run(bodies)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @_MANY
 @given(_BATCHES)
