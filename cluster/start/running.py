@@ -16,7 +16,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from cluster.access.certificate_dates import find_certificate_warnings
-from cluster.api.http.live_page.page_access import why_off
+from cluster.api.http.live_page.page_access import page_lines
 from cluster.checks.startup_checks import refuse_bad_files, refuse_bad_start
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, InvalidConfig
@@ -280,13 +280,8 @@ def _say_ready(config: ClusterConfig, console: Console, cluster: RunningCluster)
         + (f", encode {config.encode.count}" if config.encode.count else ""),
         soft_wrap=True,
     )
-    ingress = config.ingress
-    is_off = why_off(
-        ingress.host, asks_for_tokens=ingress.tokens is not None, has_other_port=ingress.has_port_for_operators
-    )
-    if not is_off:
-        for address in cluster.http_addresses:
-            console.print(f"live page: {scheme}://{address}/ui", highlight=False, soft_wrap=True)
+    for line in page_lines(config.ingress, cluster.http_addresses):
+        console.print(line, highlight=False, soft_wrap=True)
 
 
 @contextmanager

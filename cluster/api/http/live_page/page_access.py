@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cluster.api.protos.loopback_addresses import is_loopback
+from cluster.settings.http import HttpConfig
+from cluster.settings.ingress import IngressConfig
 
 
 def why_off(host: str, *, asks_for_tokens: bool, has_other_port: bool) -> str:
@@ -22,3 +26,32 @@ def why_off(host: str, *, asks_for_tokens: bool, has_other_port: bool) -> str:
             "no tokens: set ingress.tokens, or listen on loopback"
         )
     return ""
+
+
+def page_lines(ingress: IngressConfig, http_addresses: Iterable[str]) -> list[str]:
+    """Return lines that tell who starts a cluster where its live page is, or why it is off.
+
+    http_addresses: of the ingresses' HTTP API, as host:port
+    """
+    http = ingress.http
+    if http is None:
+        return []
+    reason = why_off(
+        ingress.host,
+        asks_for_tokens=ingress.tokens is not None,
+        has_other_port=ingress.admin_port is not None and http.admin_port is None,
+    )
+    if reason:
+        return [reason]
+    if http.admin_port == 0:
+        return ["live page: /ui at a free port of each ingress, for operators"]
+    scheme = "http" if ingress.tls is None else "https"
+    return [f"live page: {scheme}://{_page_address(address, http)}/ui" for address in http_addresses]
+
+
+def _page_address(http_address: str, http: HttpConfig) -> str:
+    """Return where an ingress has its page. A port for operators moves as far as the one beside it does."""
+    if http.admin_port is None:
+        return http_address
+    host, _, port = http_address.rpartition(":")
+    return f"{host}:{http.admin_port + (int(port) - http.port if http.port else 0)}"
