@@ -3,6 +3,7 @@
 const KEPT_S = 300;
 const LEAST_S = 60;
 const HEIGHT = 180;
+const TIME = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 
 class Chart {
   constructor(root, title, lines) {
@@ -17,6 +18,9 @@ class Chart {
   add(at, values) {
     [at, ...values].forEach((value, index) => this.data[index].push(value));
     while (this.data[0][0] < at - KEPT_S) this.data.forEach((column) => column.shift());
+  }
+
+  draw() {
     if (this.plot === null) this.rebuild();
     this.plot.setData(this.data);
   }
@@ -31,7 +35,7 @@ class Chart {
       const last = this.data[0].at(-1) ?? Date.now() / 1000, known = last - (this.data[0][0] ?? last);
       return [last - Math.min(KEPT_S, Math.max(LEAST_S, known)), last];
     };
-    const times = { ...axis, values: (plot, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) };
+    const times = { ...axis, values: (plot, splits) => splits.map((at) => TIME.format(at * 1000)) };
     const scales = { x: { range }, y: { range: (plot, low, high) => [0, high > 0 ? high * 1.1 : 1] } };
     const options = { title: this.title, width: this.#width(), height: HEIGHT, scales, series: [{}, ...series], axes: [times, { ...axis, size: 56 }], legend: { live: false } };
     this.plot = new uPlot(options, this.data, this.root);
@@ -48,6 +52,7 @@ export class Charts {
     const times = [["median", "--prefill"], ["99 %", "--transfer_exposed"]];
     this.tokens = new Chart(root.querySelector("#chart-tokens"), "Tokens per second, all engines", tokens);
     this.ttft = new Chart(root.querySelector("#chart-ttft"), "Time to first token of the last minute, ms", times);
+    this.all = [this.tokens, this.ttft];
   }
 
   update(snapshot) {
@@ -61,6 +66,6 @@ export class Charts {
   }
 
   recolour() {
-    for (const chart of [this.tokens, this.ttft]) if (chart.plot !== null) chart.rebuild();
+    for (const chart of this.all) if (chart.plot !== null) chart.rebuild();
   }
 }

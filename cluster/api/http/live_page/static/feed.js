@@ -15,19 +15,24 @@ export function fetchAsOperator(url) {
 /** Yield the data of each event in a stream of server-sent events. */
 export async function* eventsOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  // An event may come in many pieces: each is looked through once.
+  let pieces = [];
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+    const lines = value.split("\n"), last = lines.pop();
+    for (const line of lines) {
+      const whole = pieces.join("") + line;
+      pieces = [];
+      if (whole.startsWith("data: ")) yield whole.slice(6);
+    }
+    pieces.push(last);
   }
 }
 
 /**
  * Follow the stream, and connect again where it ends.
- * on.snapshot(snapshot), on.state(state, reason), on.refused(status, reason): is asked for a token, or null to give up
+ * on.snapshot(its text), on.state(state, reason), on.refused(status, reason): is asked for a token, or null to give up
  */
 export async function follow(url, on) {
   let delay = FIRST_DELAY_MS;
@@ -44,7 +49,7 @@ export async function follow(url, on) {
       for await (const data of eventsOf(answer.body)) {
         delay = FIRST_DELAY_MS;
         on.state("live", "");
-        on.snapshot(JSON.parse(data));
+        on.snapshot(data);
       }
     } catch (error) {
       reason = error.message;

@@ -7,10 +7,13 @@ export function seconds(value) {
   return Math.abs(value) < 1 ? `${(value * 1000).toFixed(1)} ms` : `${value.toFixed(2)} s`;
 }
 
+// To make a formatter takes far longer than to use one.
+const WHOLE = new Intl.NumberFormat("en");
+
 /** Return a number per second with few digits. */
 export function rate(value) {
   if (value === null || value === undefined) return "–";
-  return value >= 10 || value === 0 ? Math.round(value).toLocaleString("en") : value.toFixed(1);
+  return value >= 10 || value === 0 ? WHOLE.format(Math.round(value)) : value.toFixed(1);
 }
 
 /** Return bytes per second in GB/s (10^9), or in MB/s below 0.1 GB/s. */

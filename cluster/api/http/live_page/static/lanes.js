@@ -1,105 +1,127 @@
 // Draws the requests of the last minute as lanes of coloured phases on a canvas, and finds the request at a point.
 
-import { RANK, phaseColours } from "./phases.js";
+import { phaseColours } from "./phases.js";
 import { WINDOW_S } from "./requests.js";
+import { Strip } from "./strip.js";
 
 const MAX_LANE_HEIGHT = 16;
 const MIN_LANE_HEIGHT = 3;
+const LANE_GAP = 2;
+// The height of lanes follows their number in steps, since with another height all of them are drawn again.
+const LANES_STEP = 10;
 const AXIS_HEIGHT = 18;
 const MIN_HEIGHT = 130;
 const MAX_HEIGHT = 380;
 const LIVE_PHASES = { admitted: "admission", prefill: "prefill", decode: "decode" };
 
 export class Lanes {
-  /** on.select(item): a request is selected by a key; on.open(item): it is to be shown */
+  /** on.select(item): a request is selected by a key; on.open(item): it is to be shown; on.more(): draw() has more to draw */
   constructor(canvas, requests, on) {
     this.canvas = canvas;
+    this.context = canvas.getContext("2d");
     this.requests = requests;
     this.on = on;
     this.selected = null;
-    this.lastDrawMs = 0;
-    this.colours = phaseColours();
+    this.strip = new Strip();
+    this.width = this.height = 0;
+    this.laneHeight = MAX_LANE_HEIGHT;
+    this.theme = 0;
+    this.#readColours();
     canvas.addEventListener("click", (event) => this.#click(event));
     canvas.addEventListener("keydown", (event) => this.#key(event));
-    new ResizeObserver(() => this.draw()).observe(canvas);
+    new ResizeObserver(() => this.#resize()).observe(canvas);
   }
 
   recolour() {
-    this.colours = phaseColours();
+    this.theme += 1;
+    this.#readColours();
     this.draw();
   }
 
   /** Make the canvas as high as its lanes need. */
   fit() {
-    const wanted = this.requests.numLanes * MAX_LANE_HEIGHT + AXIS_HEIGHT;
-    this.canvas.style.height = `${Math.min(MAX_HEIGHT, Math.max(MIN_HEIGHT, wanted))}px`;
+    const wanted = this.#numLanes() * MAX_LANE_HEIGHT + AXIS_HEIGHT;
+    const height = `${Math.min(MAX_HEIGHT, Math.max(MIN_HEIGHT, wanted))}px`;
+    if (this.canvas.style.height !== height) this.canvas.style.height = height;
   }
 
   draw() {
-    const began = performance.now();
-    const { canvas, requests } = this;
-    const width = canvas.clientWidth, height = canvas.clientHeight, ratio = window.devicePixelRatio || 1;
+    const { canvas, context, width, height } = this, ratio = window.devicePixelRatio || 1;
+    if (width === 0) return;
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
     }
-    const context = canvas.getContext("2d");
+    const room = height - AXIS_HEIGHT;
+    this.laneHeight = Math.min(MAX_LANE_HEIGHT, Math.max(MIN_LANE_HEIGHT, Math.floor(room / Math.max(1, this.#numLanes()))));
+    const view = {
+      width: canvas.width,
+      height: Math.round(room * ratio),
+      laneHeight: this.laneHeight * ratio,
+      tall: this.#tall() * ratio,
+      theme: this.theme,
+      colours: this.colours,
+    };
+    const hasMore = this.strip.update(this.requests, view);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
-    this.laneHeight = Math.min(MAX_LANE_HEIGHT, Math.max(MIN_LANE_HEIGHT, Math.floor((height - AXIS_HEIGHT) / Math.max(1, requests.numLanes))));
-    this.#axis(context, width, height);
-    // All rectangles of one phase are one path: a canvas draws few paths faster than many rectangles.
-    const paths = new Map();
-    for (const item of requests.items.values()) if (item.lane >= 0) this.#addPaths(paths, item, width, height);
-    for (const [phase] of RANK) {
-      if (!paths.has(phase)) continue;
-      context.fillStyle = this.colours.get(phase);
-      context.fill(paths.get(phase));
-    }
+    this.#axis(width, room);
+    context.drawImage(this.strip.canvas, 0, 0, view.width, view.height, 0, 0, width, view.height / ratio);
+    for (const item of this.requests.live.values()) this.#drawLive(item, width, room);
     this.#frameSelected(context, width);
-    this.lastDrawMs = performance.now() - began;
+    if (hasMore) this.on.more();
   }
 
-  #axis(context, width, height) {
+  #resize() {
+    this.width = this.canvas.clientWidth;
+    this.height = this.canvas.clientHeight;
+    this.draw();
+  }
+
+  #readColours() {
     const style = getComputedStyle(document.documentElement);
-    context.fillStyle = style.getPropertyValue("--dim");
-    context.strokeStyle = style.getPropertyValue("--line");
+    this.colours = phaseColours();
+    [this.dim, this.line, this.text] = ["--dim", "--line", "--text"].map((name) => style.getPropertyValue(name));
+  }
+
+  #numLanes() {
+    return Math.ceil(this.requests.numLanes / LANES_STEP) * LANES_STEP;
+  }
+
+  #tall() {
+    return Math.max(2, this.laneHeight - LANE_GAP);
+  }
+
+  #axis(width, room) {
+    const { context } = this;
+    context.fillStyle = this.dim;
+    context.strokeStyle = this.line;
+    context.lineWidth = 1;
     context.font = "11px system-ui, sans-serif";
     for (let back = 0; back <= WINDOW_S; back += 10) {
       const x = width - (back / WINDOW_S) * width;
       context.beginPath();
       context.moveTo(x, 0);
-      context.lineTo(x, height - AXIS_HEIGHT);
+      context.lineTo(x, room);
       context.stroke();
       context.textAlign = back === 0 ? "right" : back === WINDOW_S ? "left" : "center";
-      context.fillText(back === 0 ? "now" : `-${back} s`, x, height - 5);
+      context.fillText(back === 0 ? "now" : `-${back} s`, x, room + AXIS_HEIGHT - 5);
     }
   }
 
-  #addPaths(paths, item, width, height) {
-    const y = item.lane * this.laneHeight;
-    if (y + this.laneHeight > height - AXIS_HEIGHT) return;
-    const tall = Math.max(2, this.laneHeight - 2);
-    const add = (phase, began, ended) => {
-      const left = Math.max(0, this.#x(began, width)), right = this.#x(ended, width);
-      if (right < 0) return;
-      if (!paths.has(phase)) paths.set(phase, new Path2D());
-      paths.get(phase).rect(left, y, Math.max(1, right - left), tall);
-    };
-    if (item.story === null) {
-      add(LIVE_PHASES[item.live.phase] || "unreported", item.start, this.requests.now);
-      return;
-    }
-    for (const span of item.story.spans) {
-      add(span.phase, item.start + span.began_s, span.ended_s === null ? item.end : item.start + span.ended_s);
-    }
+  #drawLive(item, width, room) {
+    const top = item.lane * this.laneHeight;
+    if (item.lane < 0 || top + this.laneHeight > room) return;
+    const left = Math.max(0, this.#x(item.start, width));
+    this.context.fillStyle = this.colours.get(LIVE_PHASES[item.live.phase] || "unreported");
+    this.context.fillRect(left, top, Math.max(1, width - left), this.#tall());
   }
 
   #frameSelected(context, width) {
     if (this.selected === null) return;
-    const item = this.requests.items.get(this.selected);
+    const item = this.requests.find(this.selected);
     if (!item || item.lane < 0) return;
-    context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--text");
+    context.strokeStyle = this.text;
     context.lineWidth = 2;
     const left = Math.max(0, this.#x(item.start, width));
     context.strokeRect(left - 1, item.lane * this.laneHeight - 1, Math.max(3, this.#x(item.end, width) - left + 2), this.laneHeight);
@@ -111,9 +133,11 @@ export class Lanes {
 
   /** Return the request at a point of the canvas; null if there is none. */
   itemAt(x, y) {
-    const lane = Math.floor(y / this.laneHeight), width = this.canvas.clientWidth;
-    for (const item of this.requests.items.values()) {
-      if (item.lane === lane && this.#x(item.start, width) - 2 <= x && x <= this.#x(item.end, width) + 2) return item;
+    const lane = Math.floor(y / this.laneHeight), { width } = this;
+    for (const items of [this.requests.live, this.requests.items]) {
+      for (const item of items.values()) {
+        if (item.lane === lane && this.#x(item.start, width) - 2 <= x && x <= this.#x(item.end, width) + 2) return item;
+      }
     }
     return null;
   }

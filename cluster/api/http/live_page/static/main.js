@@ -3,6 +3,7 @@
 import { Charts } from "./charts.js";
 import { Engines } from "./engines.js";
 import { fetchAsOperator, follow } from "./feed.js";
+import { Frames } from "./frames.js";
 import { ago, element, rate, save, seconds, setText, showFacts } from "./format.js";
 import { Lanes } from "./lanes.js";
 import { PHASES } from "./phases.js";
@@ -15,34 +16,55 @@ const byId = (id) => document.getElementById(id);
 
 const requests = new Requests();
 const waterfall = new Waterfall(byId("story"));
-const lanes = new Lanes(byId("lanes"), requests, { open: (item) => waterfall.show(item.story), select: showSelected });
+const frames = new Frames();
+const lanes = new Lanes(byId("lanes"), requests, {
+  open: (item) => waterfall.show(item.story),
+  select: showSelected,
+  more: () => frames.ask("lanes", drawLanes),
+});
 const engines = new Engines(document);
 const charts = new Charts(document);
 let lastNumber = null;
 let numMissed = 0;
 let redrawing = 0;
 
-function showSnapshot(snapshot) {
+function takeSnapshot(text) {
   const began = performance.now();
-  byId("main").hidden = false;
+  showSnapshot(JSON.parse(text));
+  frames.count(performance.now() - began);
+}
+
+/** Keep what is new in a snapshot, and draw its parts in the next frames. */
+function showSnapshot(snapshot) {
   if (!snapshot.is_first && lastNumber !== null) numMissed += Math.max(0, snapshot.number - lastNumber - 1);
   lastNumber = snapshot.number;
+  charts.update(snapshot);
+  requests.update(snapshot);
+  frames.ask("head", () => showHead(snapshot));
+  frames.ask("engines", () => engines.update(snapshot));
+  charts.all.forEach((chart, index) => frames.ask(`chart ${index}`, () => chart.draw()));
+  frames.ask("lanes", drawLanes);
+  frames.ask("requests", () => {
+    showRest(snapshot);
+    showSlowest();
+  });
+  frames.ask("decisions", () => showDecisions(snapshot));
+  // For those who test the page: the last snapshot of which all is drawn.
+  frames.ask("end", () => (document.documentElement.dataset.snapshot = String(snapshot.number)));
+  moveLanesBefore(snapshot.now_s);
+}
+
+function drawLanes() {
+  lanes.fit();
+  lanes.draw();
+}
+
+function showHead(snapshot) {
+  byId("main").hidden = !byId("login").hidden;
   setText(byId("model"), snapshot.model);
   const missed = numMissed ? `, ${numMissed} snapshots missed` : "";
   setText(byId("source"), `${snapshot.ingress || "ingress"}, raypd ${snapshot.version}${missed}`);
   showHealth(snapshot);
-  engines.update(snapshot);
-  charts.update(snapshot);
-  requests.update(snapshot);
-  lanes.fit();
-  lanes.draw();
-  moveLanesBefore(snapshot.now_s);
-  showRest(snapshot);
-  showSlowest();
-  showDecisions(snapshot);
-  // For those who measure the page.
-  document.documentElement.dataset.drawMs = (performance.now() - began).toFixed(2);
-  document.documentElement.dataset.snapshot = String(snapshot.number);
 }
 
 /** Draw the lanes once more before the next snapshot comes, so that they move twice a second. now: of the last one */
@@ -50,7 +72,7 @@ function moveLanesBefore(now) {
   clearTimeout(redrawing);
   redrawing = setTimeout(() => {
     requests.now = now + HALF_INTERVAL_MS / 1000;
-    lanes.draw();
+    frames.ask("lanes", drawLanes);
   }, HALF_INTERVAL_MS);
 }
 
@@ -184,4 +206,4 @@ prefersDark.addEventListener("change", (event) => setTheme(event.matches));
 byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
 setTheme(prefersDark.matches);
 showLegend();
-follow("ui/events", { snapshot: showSnapshot, state: showState, refused: askForToken });
+follow("ui/events", { snapshot: takeSnapshot, state: showState, refused: askForToken });

@@ -1,4 +1,4 @@
-"""Who starts a cluster is told where its live page is, or why there is none."""
+"""The start of a cluster says where its live page is, or why there is none."""
 
 from __future__ import annotations
 

@@ -10,83 +10,20 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Final
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page, async_playwright, expect
+from playwright.async_api import Browser, Page, expect
 
 from cluster.observability.status import RequestView
 from tests.cluster.api.grpc.test_access import ALICE, OPS, access
-from tests.cluster.api.http.live_page.chromium_of_system import chromium_path
+from tests.cluster.api.http.live_page.opened_page import opened
 from tests.cluster.api.http.live_page.scripted_cluster import HOSTILE, ScriptedCluster, scripted_server
 from tests.cluster.api.http.live_page.slow_requests import CAUSES, slow_requests
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.more, pytest.mark.asyncio(loop_scope="module")]
-
-_PATIENCE_MS: Final = 60_000
-"""How long a page that is not yet as it should be is looked at again: the machine may be busy."""
-_FLAGS: Final = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-
-
-@dataclass
-class _Opened:
-    """A page, and all that it complained about."""
-
-    page: Page
-    complaints: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-
-    def note_request(self, url: str, port: int) -> None:
-        """Keep a request that is not for the page's own server."""
-        if not url.startswith((f"http://127.0.0.1:{port}/", "data:")):
-            self.foreign.append(url)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def chromium() -> AsyncIterator[Browser]:
-    """One browser for all tests; each has a page of its own. The end of playwright's driver ends it, too."""
-    path = chromium_path()
-    expect.set_options(timeout=_PATIENCE_MS)
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=path, args=list(_FLAGS), timeout=2 * _PATIENCE_MS)
-        yield browser
-        await browser.close()
-
-
-@asynccontextmanager
-async def _opened(chromium: Browser, port: int, *, width: int = 1200, dark: bool = False) -> AsyncIterator[_Opened]:
-    context = await chromium.new_context(
-        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
-    )
-    page = await context.new_page()
-    page.set_default_timeout(_PATIENCE_MS)
-    opened = _Opened(page)
-    page.on("console", lambda message: opened.complaints.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: opened.complaints.append(str(error)))
-    page.on("request", lambda request: opened.note_request(request.url, port))
-    await page.add_init_script(
-        "document.addEventListener('securitypolicyviolation', (event) => "
-        "console.error('policy', event.violatedDirective, event.blockedURI))"
-    )
-    await page.goto(f"http://127.0.0.1:{port}/ui")
-    try:
-        yield opened
-    finally:
-        await context.close()
 
 
 async def _picture(page: Page, name: str, part: str = "") -> None:
@@ -119,8 +56,8 @@ async def test_the_page_shows_the_cluster_and_takes_no_name_for_markup(chromium:
     cluster.num_waiting = 7
     cluster.end_request(HOSTILE, queued_s=4.0)
     cluster.in_flight = (RequestView("live-1", time.time() - 2, "decode", "prefill-0", "decode-0", 10, 3, 1),)
-    async with scripted_server(cluster) as port, _opened(chromium, port) as opened:
-        page = opened.page
+    async with scripted_server(cluster) as port, opened(chromium, port) as shown:
+        page = shown.page
         await expect(page.locator("#health")).to_contain_text("Prefill queue: 7 requests wait for prefill at prefill-0")
         await expect(page.locator("#prefill .engine")).to_have_count(2)
         await expect(page.locator("#decode .engine")).to_have_count(2)
@@ -143,7 +80,7 @@ async def test_the_page_shows_the_cluster_and_takes_no_name_for_markup(chromium:
         await expect(page.locator("#trace")).to_contain_text("Saved")
         assert await page.title() == "raypd", "the name of a request has run no script"
         assert await page.locator("main img").count() == 0
-        assert (opened.complaints, opened.foreign) == ([], [])
+        assert (shown.complaints, shown.foreign) == ([], [])
 
 
 async def test_a_slow_request_is_explained_by_mouse_and_by_keys(chromium: Browser) -> None:
@@ -152,8 +89,8 @@ async def test_a_slow_request_is_explained_by_mouse_and_by_keys(chromium: Browse
     cluster.end_request("long", decode_s=52.0)
     _end_many(cluster)
     cluster.end_request("slow-one", exposed_s=6.0)
-    async with scripted_server(cluster) as port, _opened(chromium, port) as opened:
-        page = opened.page
+    async with scripted_server(cluster) as port, opened(chromium, port) as shown:
+        page = shown.page
         await page.locator("#slowest button", has_text="slow-one").click()
         dialog = page.locator("#story")
         await expect(dialog).to_be_visible()
@@ -173,27 +110,27 @@ async def test_a_slow_request_is_explained_by_mouse_and_by_keys(chromium: Browse
         assert box is not None
         await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 4)
         await expect(page.locator("#story-title")).to_have_text("long")
-        assert (opened.complaints, opened.foreign) == ([], [])
+        assert (shown.complaints, shown.foreign) == ([], [])
 
 
 async def test_four_slow_requests_are_explained_by_the_page_alone(chromium: Browser) -> None:
     cluster = ScriptedCluster()
     for record in slow_requests():
         cluster.store.put(record)
-    async with scripted_server(cluster) as port, _opened(chromium, port) as opened:
-        page = opened.page
+    async with scripted_server(cluster) as port, opened(chromium, port) as shown:
+        page = shown.page
         for name, cause in CAUSES.items():
             await page.locator("#slowest button", has_text=name).click()
             await expect(page.locator("#story-title")).to_have_text(name)
             await expect(page.locator("#story-cause")).to_contain_text(cause)
             await _picture(page, f"slow-{name}", "#story")
             await page.keyboard.press("Escape")
-        assert (opened.complaints, opened.foreign) == ([], [])
+        assert (shown.complaints, shown.foreign) == ([], [])
 
 
 async def test_a_token_is_asked_for_and_kept_in_memory_only(chromium: Browser, tmp_path: Path) -> None:
-    async with scripted_server(_cluster(), access(tmp_path / "tokens")) as port, _opened(chromium, port) as opened:
-        page = opened.page
+    async with scripted_server(_cluster(), access(tmp_path / "tokens")) as port, opened(chromium, port) as shown:
+        page = shown.page
         await expect(page.locator("#login")).to_be_visible()
         await expect(page.locator("#main")).to_be_hidden()
         await page.keyboard.type(ALICE)
@@ -206,7 +143,7 @@ async def test_a_token_is_asked_for_and_kept_in_memory_only(chromium: Browser, t
         assert OPS not in stored
         assert await page.input_value("#token") == ""
         # A browser's console has the statuses of refused calls, which is all right.
-        assert [one for one in opened.complaints if "401" not in one and "403" not in one] == []
+        assert [one for one in shown.complaints if "401" not in one and "403" not in one] == []
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -214,8 +151,8 @@ async def test_a_phone_has_room_for_all_of_it(chromium: Browser, dark: bool) -> 
     cluster = _cluster()
     cluster.decode_kv_used = 0.97
     cluster.end_request("x" * 120, failure="decode-0 was lost")
-    async with scripted_server(cluster) as port, _opened(chromium, port, width=400, dark=dark) as opened:
-        page = opened.page
+    async with scripted_server(cluster) as port, opened(chromium, port, width=400, dark=dark) as shown:
+        page = shown.page
         await expect(page.locator("#prefill .engine")).to_have_count(2)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 400
         await page.locator("#slowest button").first.click()
@@ -228,7 +165,7 @@ async def test_a_phone_has_room_for_all_of_it(chromium: Browser, dark: bool) -> 
         assert colours == (
             ["rgb(18, 21, 26)", "rgb(246, 247, 249)"] if dark else ["rgb(246, 247, 249)", "rgb(18, 21, 26)"]
         )
-        assert (opened.complaints, opened.foreign) == ([], [])
+        assert (shown.complaints, shown.foreign) == ([], [])
 
 
 async def _colour(page: Page) -> str:
@@ -239,8 +176,8 @@ async def test_the_page_comes_back_when_the_ingress_does(chromium: Browser) -> N
     cluster = _cluster()
     async with AsyncExitStack() as stack:
         port = await stack.enter_async_context(scripted_server(cluster, port=free_port()))
-        async with _opened(chromium, port) as opened:
-            page = opened.page
+        async with opened(chromium, port) as shown:
+            page = shown.page
             await expect(page.locator("#connection")).to_have_text("live")
             await stack.aclose()
             await expect(page.locator("#connection")).to_contain_text("lost")
