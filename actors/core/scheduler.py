@@ -351,7 +351,9 @@ class Scheduler:
             adapter_stats=self.preparation.adapter_stats(),
             grammar_stats=self.preparation.grammar_stats(),
             embedding_stats=replace(self.remote.embeddings.stats),
-            load_report=self._load_meter.report(self.requests, self.remote, self.running, prefix),
+            load_report=self._load_meter.report(
+                self.requests, self.remote, self.running, prefix, mixed_step_bound_s=self.chunk_budget.bound_s
+            ),
         )
         prefix.reset = False
         return snapshot

@@ -122,6 +122,7 @@ class EngineWork:
     queue_end_s:        the time, by the book's clock, at which the prompts sent so far will be computed
     num_free_blocks:    without those for waiting requests, and for those sent since the report; it may be negative
     num_state_blocks:   blocks that each request takes for its recurrent state, beside those of its tokens
+    mixed_step_bound_s: how long a step with decodes and prompts may take by the prediction; 0: no bound
     prompt_share:       the part of its time that the engine spends on prompts, of those to come, up to MAX_PROMPT_SHARE
     reported_at_s:      when the newest report came; -inf if none has
     """
@@ -138,6 +139,7 @@ class EngineWork:
     kv_bytes_per_token: float = 0.0
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     max_num_seqs: int = 0
+    mixed_step_bound_s: float = 0.0
     prompt_share: float = 0.0
     links: dict[str, Link] = field(default_factory=dict)
     """The links that this ingress has looked at since the report, with what it has sent on them since."""
@@ -287,6 +289,7 @@ class LoadBook:
         work.kv_bytes_per_token = report.kv_bytes_per_token
         work.max_num_batched_tokens = report.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
         work.max_num_seqs = report.max_num_seqs
+        work.mixed_step_bound_s = report.mixed_step_bound_s
         work.links, work.reported_links = {}, {link.peer: link for link in report.links}
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens
@@ -378,7 +381,8 @@ def queue_seconds(work: EngineWork, num_tokens: float) -> float:
     # Prompts of a queue share steps, so they are predicted as steps that are full, of a prompt that fills one step.
     size = min(work.max_num_batched_tokens, num_tokens)
     decodes = work.num_decodes, work.num_context_tokens
-    one_step = work.prediction.prefill_steps(size, 0, *decodes, work.max_num_batched_tokens + work.num_decodes)
+    most = work.max_num_batched_tokens + work.num_decodes
+    one_step = work.prediction.prefill_steps(size, 0, *decodes, most, work.mixed_step_bound_s)
     return one_step.seconds * num_tokens / size
 
 

@@ -105,14 +105,15 @@ def prompt_cost(
     fetch:      the tokens that another engine has, and the seconds until they are here; they are fetched if that is
                 quicker than their computation
     """
-    num_decodes, num_context, size = work.num_decodes, work.num_context_tokens, work.max_num_batched_tokens
+    num_decodes, num_context = work.num_decodes, work.num_context_tokens
+    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
     # The last token is always computed: its output is the first new token.
     cached = min(num_cached, facts.num_tokens - 1)
-    steps = prediction.prefill_steps(facts.num_tokens - cached, cached, num_decodes, num_context, size)
+    steps = prediction.prefill_steps(facts.num_tokens - cached, cached, num_decodes, num_context, *limits)
     fetch_s = 0.0
     if fetch is not None and fetch[0] > cached:
         there = min(fetch[0], facts.num_tokens - 1)
-        shorter = prediction.prefill_steps(facts.num_tokens - there, there, num_decodes, num_context, size)
+        shorter = prediction.prefill_steps(facts.num_tokens - there, there, num_decodes, num_context, *limits)
         if shorter.seconds + fetch[1] < steps.seconds:
             steps, cached, fetch_s = shorter, there, fetch[1]
     wait_s = max(work.queue_end_s - facts.now_s, 0.0)
@@ -198,7 +199,8 @@ def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPredictio
     inflicted_s + blocks_wait_s, which are computed here without making the two objects.
     """
     num_decodes, num_context, num_output = work.num_decodes, work.num_context_tokens, facts.num_output_tokens
-    steps = prediction.prefill_steps(facts.num_tokens, 0, num_decodes, num_context, work.max_num_batched_tokens)
+    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
+    steps = prediction.prefill_steps(facts.num_tokens, 0, num_decodes, num_context, *limits)
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + (facts.num_tokens + num_output / 2))
     step_s = bare_step_s / (1 - work.prompt_share)
     inflicted_s = 0.0

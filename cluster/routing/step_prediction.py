@@ -10,12 +10,14 @@ engine that has just started has good ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from operator import mul
 from typing import Final
 
 import msgspec
 
+from actors.core.steps.chunk_budget import MIN_CHUNK_PART
 from actors.costs.step_cost_model import KINDS, Residuals, StepCostModel
 from actors.costs.step_shape import HINGES, StepShape, features_of_shapes
 
@@ -98,13 +100,21 @@ class StepPrediction:
         num_decodes: float,
         num_context_tokens: float,
         max_num_batched_tokens: float,
+        bound_s: float = 0.0,
     ) -> PrefillSteps:
         """Predict the computation of a prompt's last tokens, in chunks that fill steps beside the decodes.
 
         num_before: tokens of the prompt whose KV is there
+        bound_s:    how long a step with decodes and prompts may take (actors/core/steps/chunk_budget.py); 0: no bound
         """
         costs = self._mixed if num_decodes else self._prefill
         chunk = max(max_num_batched_tokens - num_decodes, 1)
+        if num_decodes and bound_s:
+            middle = num_before + num_tokens / 2
+            fixed_s = costs[_STEP] + costs[_PREFILL] + costs[_PREFILL_CONTEXT] * middle
+            fixed_s += costs[_DECODE] * num_decodes + costs[_DECODE_CONTEXT] * num_context_tokens
+            fitting = _fitting_tokens(costs, num_decodes, bound_s - fixed_s, costs[_PAIR] * middle)
+            chunk = min(chunk, max(fitting, max_num_batched_tokens * MIN_CHUNK_PART, 1))
         num_steps = max(-(-num_tokens // chunk), 1)
         last = num_tokens - (num_steps - 1) * chunk
         each_s = costs[_STEP] + costs[_PREFILL] + costs[_PREFILL_CONTEXT] * (num_before + chunk * (num_steps - 1) / 2)
@@ -205,6 +215,28 @@ def _tokens_s(costs: Coefficients, num_tokens: float) -> float:
             break
         seconds += costs[number] * (num_tokens - hinge)
     return seconds
+
+
+def _fitting_tokens(costs: Coefficients, num_tokens: float, seconds: float, slope: float) -> float:
+    """Return the most tokens that a step takes beside num_tokens within these seconds; infinity without a limit.
+
+    seconds: for num_tokens and the further ones, without what does not depend on their number
+    slope:   what a further token costs beside its share of the step
+    """
+    seconds -= _tokens_s(costs, num_tokens)
+    if seconds <= 0:
+        return 0.0
+    slope += costs[_TOKEN]
+    reached = num_tokens
+    for number, hinge in _NUMBERED_HINGES:
+        if hinge > reached:
+            length = hinge - reached
+            if slope * length >= seconds:
+                break
+            seconds -= slope * length
+            reached = hinge
+        slope += costs[number]
+    return reached - num_tokens + seconds / slope if slope > 0 else math.inf
 
 
 def _seconds(model: StepCostModel, kind: str) -> float:

@@ -70,6 +70,7 @@ class LoadMeter:
         rows: RunningRows,
         prefix_cache: PrefixCacheStats,
         num_taken: int = 0,
+        mixed_step_bound_s: float | None = None,
     ) -> LoadReport:
         """Return the load.
 
@@ -77,6 +78,7 @@ class LoadMeter:
         transfers: requests whose KV comes from elsewhere, which only count as decodes to come, and the links
         rows:      the running requests
         num_taken: how many requests the engine has got from its only ingress, if the caller knows the number
+        mixed_step_bound_s: the most seconds of a step with decodes and prompts, by the prediction; None: no bound
         """
         self._note_lookups(prefix_cache)
         self._number += 1
@@ -112,6 +114,7 @@ class LoadMeter:
             num_coming_context_tokens=sum(coming),
             num_state_blocks=self.num_state_blocks,
             num_waiting_slots=num_waiting_slots if self.num_state_blocks else 0,
+            mixed_step_bound_s=mixed_step_bound_s or 0.0,
         )
 
     def _note_lookups(self, stats: PrefixCacheStats) -> None:

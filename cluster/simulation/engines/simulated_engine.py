@@ -180,7 +180,8 @@ class SimulatedEngine:
             scheduler.remote.transfer_stats = TransferStats(link_loads=links)
         prefix = scheduler.kv_cache_manager.prefix_cache_stats
         num_taken = self._num_taken.total()
-        return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, prefix, num_taken)
+        bound_s = scheduler.chunk_budget.bound_s
+        return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, prefix, num_taken, bound_s)
 
     def stats(self) -> SchedulerStats:
         """Return the engine's counters, its load and its cost model, as the controller gets them."""
