@@ -175,11 +175,10 @@ class CostRouter:
         route: Route[EngineT],
     ) -> Placement[EngineT]:
         """Return a route with its cost."""
+        computing, number = fleet.positions[(route.prefill or route.decode).descriptor.key]
+        prompt = Compared(fleet, computing, facts, cached).prompt(number)
         group, index = fleet.positions[route.decode.descriptor.key]
-        decoding = Compared(fleet, group, facts, cached).decoding(index)
-        if route.prefill is not None:
-            group, index = fleet.positions[route.prefill.descriptor.key]
-        prompt = Compared(fleet, group, facts, cached).prompt(index)
+        decoding = Compared(fleet, group, facts, cached).decoding(index, prompt.ends_in_s)
         adapter_s = self._adapter_s(request, prompt, *_engines(route))
         total = alone_total if route.prefill is None else pair_total
         total_s = total(facts, prompt, decoding, adapter_s)
@@ -223,20 +222,22 @@ class CostRouter:
         for one in compared:
             one.choose(draw)
             for index in one.alone:
-                prompt, decoding, engine = one.prompt(index), one.decoding(index), one.group.engines[index]
+                prompt, engine = one.prompt(index), one.group.engines[index]
+                decoding = one.decoding(index, prompt.ends_in_s)
                 if has_adapter:
                     adapter_s = self._adapter_s(request, prompt, engine)
                 total_s = alone_total(facts, prompt, decoding, adapter_s)
                 yield Placement(total_s, None, engine, prompt, decoding, adapter_s)
         by_group = {id(one.group): one for one in compared}
         for one in compared:
+            soonest_s = one.soonest_s()
             for other in [by_group[id(group)] for group in one.group.consumers]:
                 for index in one.prefill:
                     rank, prompt, engine = one.group.ranks[index], one.prompt(index), one.group.engines[index]
                     for number in other.decode:
                         if other.group.ranks[number] <= rank:
                             continue
-                        decoding, consumer = other.decoding(number), other.group.engines[number]
+                        decoding, consumer = other.decoding(number, soonest_s), other.group.engines[number]
                         if has_adapter:
                             adapter_s = self._adapter_s(request, prompt, engine, consumer)
                         total_s = pair_total(facts, prompt, decoding, adapter_s)

@@ -119,6 +119,7 @@ class EngineWork:
 
     num_decodes:        requests that decode here, or will once their prompts are computed or their KV has come
     num_context_tokens: their tokens, summed
+    num_coming_decodes: the part of num_decodes whose prompts are not computed yet
     queue_end_s:        the time, by the book's clock, at which the prompts sent so far will be computed
     num_free_blocks:    without those for waiting requests, and for those sent since the report; it may be negative
     num_state_blocks:   blocks that each request takes for its recurrent state, beside those of its tokens
@@ -131,6 +132,7 @@ class EngineWork:
     prediction: StepPrediction | None = None
     num_decodes: float = 0.0
     num_context_tokens: float = 0.0
+    num_coming_decodes: float = 0.0
     queue_end_s: float = 0.0
     num_free_blocks: float = 0.0
     num_blocks: int = 0
@@ -259,6 +261,7 @@ class LoadBook:
         factor = 1.0 if is_reported else entry.factor
         if sent.num_context_tokens:
             work.num_decodes = max(work.num_decodes - factor, 0)
+            work.num_coming_decodes = min(work.num_coming_decodes, work.num_decodes)
             work.num_context_tokens = max(work.num_context_tokens - factor * sent.num_context_tokens, 0)
         if not is_reported:
             work.num_free_blocks += factor * work.blocks_of(sent)
@@ -302,6 +305,7 @@ class LoadBook:
         num_waiting = report.num_waiting_tokens / work.block_size + report.num_waiting_slots * report.num_state_blocks
         work.num_free_blocks = report.num_free_blocks - num_waiting
         # Those whose prompts are not computed yet will decode beside a request that is sent there now.
+        work.num_coming_decodes = float(report.num_coming_decodes)
         work.num_decodes = report.num_decodes + report.num_coming_decodes
         work.num_context_tokens = report.num_decode_context_tokens + report.num_coming_context_tokens
         for one in work.sent_since():
@@ -396,6 +400,7 @@ def _add(work: EngineWork, one: _Sent) -> None:
     sent, factor = one.work, one.factor
     if sent.num_context_tokens:
         work.num_decodes += factor
+        work.num_coming_decodes += factor
         work.num_context_tokens += factor * sent.num_context_tokens
     work.num_free_blocks -= factor * work.blocks_of(sent)
     if sent.consumer is not None and sent.num_handoff_bytes:

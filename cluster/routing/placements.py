@@ -60,7 +60,7 @@ class Compared(Generic[EngineT]):
         self._cached = cached
         self._source = _fetch_source(fleet, group, cached)
         self._prompts: dict[int, PromptCost] = {}
-        self._decodings: dict[int, DecodeCost] = {}
+        self._decodings: dict[tuple[int, float], DecodeCost] = {}
 
     def choose(self, draw: int) -> None:
         """Choose the engines to compare, for each use."""
@@ -87,18 +87,27 @@ class Compared(Generic[EngineT]):
         cost = self._prompts[index] = prompt_cost(self._facts, work, work.prediction, num_cached, fetch)
         return cost
 
-    def decoding(self, index: int) -> DecodeCost:
-        """Return the cost of decoding at an engine."""
-        if (known := self._decodings.get(index)) is not None:
+    def decoding(self, index: int, begins_in_s: float) -> DecodeCost:
+        """Return the cost of decoding at an engine. begins_in_s: the time until the prompt is computed"""
+        if (known := self._decodings.get((index, begins_in_s))) is not None:
             return known
         work = self.group.works[index]
         assert work.prediction is not None, "the fleet is sure"
         num_cached = self._cached.length_of(work.key)
         prefers_prompts = self.group.engines[index].descriptor.role is EngineRole.PREFILL
-        cost = self._decodings[index] = decode_cost(
-            self._facts, work, work.prediction, num_cached, prefers_prompts=prefers_prompts
+        cost = self._decodings[index, begins_in_s] = decode_cost(
+            self._facts,
+            work,
+            work.prediction,
+            num_cached,
+            begins_in_s=begins_in_s,
+            prefers_prompts=prefers_prompts,
         )
         return cost
+
+    def soonest_s(self) -> float:
+        """Return the time until the prompt is computed at the engine of those for pairs that has it first."""
+        return min((self.prompt(index).ends_in_s for index in self.prefill), default=0.0)
 
 
 def _fetch_source(

@@ -71,6 +71,11 @@ class PromptCost(msgspec.Struct, frozen=True):
     last_part: float
     sigma: float
 
+    @property
+    def ends_in_s(self) -> float:
+        """The time until the prompt is computed, as far as this engine decides it."""
+        return self.wait_s + self.fetch_s + self.seconds
+
 
 class DecodeCost(msgspec.Struct, frozen=True):
     """The cost of decoding at one engine.
@@ -147,15 +152,17 @@ def decode_cost(
     prediction: StepPrediction,
     num_cached: int = 0,
     *,
+    begins_in_s: float = 0.0,
     prefers_prompts: bool = False,
 ) -> DecodeCost:
     """Predict the decoding of a request at an engine.
 
     num_cached:      tokens of the prompt whose KV the engine has
+    begins_in_s:     the time until the prompt is computed
     prefers_prompts: whether the engine's role is `prefill`, so that its steps keep PROMPTS_FIRST times the aim only
     """
-    num_decodes, num_context = work.num_decodes, work.num_context_tokens
     num_output = facts.num_output_tokens
+    num_decodes, num_context = _decodes_beside(facts, work, prediction, begins_in_s)
     before_s = prediction.decode_step_s(num_decodes, num_context) if num_decodes else 0.0
     own_context = facts.num_tokens + num_output / 2
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + own_context)
@@ -173,6 +180,25 @@ def decode_cost(
     room_s = _wait_for_room(facts, work, step_s)
     gap_miss = _gap_miss(facts, work, prediction, step_s) if prefers_prompts else 0.0
     return DecodeCost(work, num_cached, wait_s, room_s, num_output * step_s, step_s, inflicted_s, penalty_s, gap_miss)
+
+
+def _decodes_beside(
+    facts: RequestFacts, work: EngineWork, prediction: StepPrediction, begins_in_s: float
+) -> tuple[float, float]:
+    """Return the number of requests that decode beside one that begins later, and their tokens.
+
+    Until then those that decode now end, at the rate at which answers of the usual length do, and those whose prompts
+    come first begin one after the other, the first of which end as well: with x = begins_in_s / an answer's seconds,
+    exp(-x) of the former and (1 - exp(-x)) / x of the latter are there.
+    """
+    num_decodes, num_context = work.num_decodes, work.num_context_tokens
+    if not num_decodes or begins_in_s <= 0:
+        return num_decodes, num_context
+    answer_s = facts.num_output_tokens * prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share)
+    x = min(max(begins_in_s / max(answer_s, _MIN_SCALE_S), _MIN_SCALE_S), _MAX_EXPONENT)
+    staying = math.exp(-x)
+    part = staying + work.num_coming_decodes / num_decodes * ((1 - staying) / x - staying)
+    return part * num_decodes, part * num_context
 
 
 def _gap_miss(facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float) -> float:
