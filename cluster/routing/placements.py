@@ -134,7 +134,10 @@ def prefix_source(fleet: Fleet[EngineT], chosen: Placement[EngineT], cached: Cac
 
 
 def draw_placement(placements: list[Placement[EngineT]], draw: int) -> tuple[Placement[EngineT], Reason]:
-    """Choose the cheapest placement; of those that cost the same, the one with less load of two that are drawn."""
+    """Choose the cheapest placement; of those that cost the same, the one with less load of two that are drawn.
+
+    Where others cost the same, no engine of role `prefill` decodes: prompts that come soon would take longer there.
+    """
     if len(placements) == 1:
         return placements[0], Reason.ONLY_WAY
     best = min(placements, key=_total_s)
@@ -144,6 +147,9 @@ def draw_placement(placements: list[Placement[EngineT]], draw: int) -> tuple[Pla
     equal = [placement for placement in placements if placement.total_s <= limit_s]
     if len(equal) == 1:
         return best, Reason.COST
+    equal = [one for one in equal if one.decode.descriptor.role is not EngineRole.PREFILL] or equal
+    if len(equal) == 1:
+        return equal[0], Reason.TIE_DRAWN
     one, other = draw % len(equal), (draw >> 32) % (len(equal) - 1)
     first, second = equal[one], equal[other + (other >= one)]
     return (second if second.load_s < first.load_s else first), Reason.TIE_DRAWN

@@ -26,6 +26,7 @@ _LOGISTIC: Final = math.sqrt(3) / math.pi
 """A logistic distribution with the standard deviation 1 has this scale."""
 _MIN_SCALE_S: Final = 1e-9
 _MAX_EXPONENT: Final = 50.0
+_ROUNDS: Final = 2
 _PENALTY: Final = 10.0
 """A missed aim costs this many times the time in which the whole answer would have met its aims."""
 
@@ -177,6 +178,10 @@ def decode_cost(
             more = _miss(step_s, facts.itl_s, sigma) - _miss(before_s, facts.itl_s, sigma)
             penalty_s = num_decodes * facts.penalty_s * more
     wait_s = max(work.queue_end_s - facts.now_s, 0.0)
+    if work.prompt_share:
+        slowed_s, slowed_penalty_s = _slowed_prompts(facts, work, prediction, num_decodes, num_context, step_s)
+        inflicted_s += slowed_s
+        penalty_s += slowed_penalty_s
     room_s = _wait_for_room(facts, work, step_s)
     gap_miss = _gap_miss(facts, work, prediction, step_s) if prefers_prompts else 0.0
     return DecodeCost(work, num_cached, wait_s, room_s, num_output * step_s, step_s, inflicted_s, penalty_s, gap_miss)
@@ -189,16 +194,56 @@ def _decodes_beside(
 
     Until then those that decode now end, at the rate at which answers of the usual length do, and those whose prompts
     come first begin one after the other, the first of which end as well: with x = begins_in_s / an answer's seconds,
-    exp(-x) of the former and (1 - exp(-x)) / x of the latter are there.
+    exp(-x) of the former and (1 - exp(-x)) / x of the latter are there. How long an answer takes depends on how many
+    are there: it begins with those that decode now, and the second round is near enough.
     """
-    num_decodes, num_context = work.num_decodes, work.num_context_tokens
+    num_decodes, num_context, num_coming = work.num_decodes, work.num_context_tokens, work.num_coming_decodes
     if not num_decodes or begins_in_s <= 0:
         return num_decodes, num_context
-    answer_s = facts.num_output_tokens * prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share)
-    x = min(max(begins_in_s / max(answer_s, _MIN_SCALE_S), _MIN_SCALE_S), _MAX_EXPONENT)
-    staying = math.exp(-x)
-    part = staying + work.num_coming_decodes / num_decodes * ((1 - staying) / x - staying)
+    num_now = num_decodes - num_coming
+    part = (num_now + 1) / num_decodes
+    for _ in range(_ROUNDS):
+        step_s = prediction.decode_step_s(part * num_decodes, part * num_context) / (1 - work.prompt_share)
+        x = begins_in_s / max(facts.num_output_tokens * step_s, _MIN_SCALE_S)
+        x = min(max(x, _MIN_SCALE_S), _MAX_EXPONENT)
+        staying = math.exp(-x)
+        part = (num_now * staying + num_coming * (1 - staying) / x) / num_decodes
     return part * num_decodes, part * num_context
+
+
+def _slowed_prompts(
+    facts: RequestFacts,
+    work: EngineWork,
+    prediction: StepPrediction,
+    num_decodes: float,
+    num_context: float,
+    step_s: float,
+) -> tuple[float, float]:
+    """Return the seconds by which a request that decodes delays the prompts computed there meanwhile, and a penalty.
+
+    Steps with prompts take longer with one decode more, and where a bound holds them short there are more of them.
+    Prompts are taken to be as long as this one, and to come at the rate at which they take their share of the
+    engine's time. Each delays those that wait behind it, too. The penalty is for the probability that they miss their
+    time to the first token, with the aim of this request.
+
+    num_decodes, num_context: of those beside it; step_s: its time from one token to the next
+    """
+    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
+    num_tokens = facts.num_tokens
+    bare_s = prediction.prefill_steps(num_tokens, 0, 0, 0, *limits).seconds
+    before_s = prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, *limits).seconds
+    after_s = prediction.prefill_steps(num_tokens, 0, num_decodes + 1, num_context + num_tokens, *limits).seconds
+    wait_s = max(work.queue_end_s - facts.now_s, 0.0)
+    num_prompts = work.prompt_share * facts.num_output_tokens * step_s / max(bare_s, _MIN_SCALE_S)
+    added_s = max(after_s - before_s, 0.0)
+    num_delayed = num_prompts * (1 + wait_s / max(before_s, _MIN_SCALE_S) / 2)
+    if facts.ttft_s is None:
+        return num_delayed * added_s, 0.0
+    ttft_s = wait_s + before_s
+    later_s = ttft_s * (1 + added_s / max(before_s, _MIN_SCALE_S))
+    sigma = prediction.prefill_sigma
+    more = _miss(later_s, facts.ttft_s, sigma) - _miss(ttft_s, facts.ttft_s, sigma)
+    return num_delayed * added_s, num_prompts * facts.penalty_s * more
 
 
 def _gap_miss(facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float) -> float:
