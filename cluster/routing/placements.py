@@ -16,7 +16,16 @@ from cluster.routing.fleet import EngineGroup, Fleet, Use
 from cluster.routing.load_book import EngineWork
 from cluster.routing.prefix_aware import can_serve_prefix
 from cluster.routing.prefixes.cached_prefix import CachedPrefix
-from cluster.routing.route_cost import DecodeCost, PromptCost, RequestFacts, decode_cost, fetch_s, prompt_cost, terms
+from cluster.routing.route_cost import (
+    DecodeCost,
+    PromptCost,
+    RequestFacts,
+    decode_cost,
+    fetch_s,
+    inflicted_s,
+    prompt_cost,
+    terms,
+)
 from kv_transfer.params import PrefixSource
 
 _NUM_HOLDERS: Final = 2
@@ -45,7 +54,7 @@ class Placement(msgspec.Struct, Generic[EngineT], frozen=True):
     @property
     def load_s(self) -> float:
         """The part of the cost that is other requests' work."""
-        return self.prompt.wait_s + self.prompt.inflicted_s + self.decoding.inflicted_s
+        return self.prompt.wait_s + inflicted_s(self.prompt, self.decoding)
 
 
 class Compared(Generic[EngineT]):

@@ -85,6 +85,8 @@ class DecodeCost(msgspec.Struct, frozen=True):
     step_s:            the seconds from one token to the next, with the request there
     gap_miss:          the probability that steps with prompts of others make single gaps too long, although the mean
                        keeps the aim
+    prompts_delay_s:   the seconds by which it delays prompts that are computed there meanwhile, summed; counted at
+                       engines of role `prefill` only
     """
 
     work: EngineWork
@@ -96,6 +98,7 @@ class DecodeCost(msgspec.Struct, frozen=True):
     inflicted_s: float
     penalty_s: float
     gap_miss: float = 0.0
+    prompts_delay_s: float = 0.0
 
 
 def prompt_cost(
@@ -178,13 +181,16 @@ def decode_cost(
             more = _miss(step_s, facts.itl_s, sigma) - _miss(before_s, facts.itl_s, sigma)
             penalty_s = num_decodes * facts.penalty_s * more
     wait_s = max(work.queue_end_s - facts.now_s, 0.0)
-    if work.prompt_share:
-        slowed_s, slowed_penalty_s = _slowed_prompts(facts, work, prediction, num_decodes, num_context, step_s)
-        inflicted_s += slowed_s
-        penalty_s += slowed_penalty_s
+    prompts_delay_s = 0.0
+    if prefers_prompts and work.prompt_share:
+        prompts_delay_s, more_s = _delay_of_prompts(facts, work, prediction, num_decodes, num_context, step_s)
+        penalty_s += more_s
     room_s = _wait_for_room(facts, work, step_s)
     gap_miss = _gap_miss(facts, work, prediction, step_s) if prefers_prompts else 0.0
-    return DecodeCost(work, num_cached, wait_s, room_s, num_output * step_s, step_s, inflicted_s, penalty_s, gap_miss)
+    decode_s = num_output * step_s
+    return DecodeCost(
+        work, num_cached, wait_s, room_s, decode_s, step_s, inflicted_s, penalty_s, gap_miss, prompts_delay_s
+    )
 
 
 def _decodes_beside(
@@ -211,7 +217,7 @@ def _decodes_beside(
     return part * num_decodes, part * num_context
 
 
-def _slowed_prompts(
+def _delay_of_prompts(
     facts: RequestFacts,
     work: EngineWork,
     prediction: StepPrediction,
@@ -266,8 +272,8 @@ def _gap_miss(facts: RequestFacts, work: EngineWork, prediction: StepPrediction,
 def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPrediction) -> tuple[float, float]:
     """Return the seconds that a request without aims and without a cached prefix costs an engine, waits left out.
 
-    They are those for its prompt, PromptCost.seconds + inflicted_s, and those for its decoding, DecodeCost.seconds +
-    inflicted_s + blocks_wait_s, which are computed here without making the two objects.
+    Those that decode later and delayed prompts are left out, too. They are those for its prompt, PromptCost.seconds +
+    inflicted_s, and those for its decoding, DecodeCost.seconds + inflicted_s + blocks_wait_s, which are computed here without making the two objects.
     """
     num_decodes, num_context, num_output = work.num_decodes, work.num_context_tokens, facts.num_output_tokens
     limits = work.max_num_batched_tokens, work.mixed_step_bound_s
@@ -284,7 +290,7 @@ def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPredictio
 def alone_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adapter_s: float = 0.0) -> float:
     """Return the cost of one engine that does all of it."""
     ttft_s = prompt.wait_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
-    total_s = ttft_s + decode.seconds + prompt.inflicted_s + decode.inflicted_s
+    total_s = ttft_s + decode.seconds + inflicted_s(prompt, decode)
     return total_s + _penalty(facts, prompt, decode, ttft_s, decode.step_s)
 
 
@@ -293,7 +299,7 @@ def pair_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adap
     transfer_s, late_s = exposed_transfer_s(facts, prompt, decode), _late_s(prompt, decode)
     ttft_s = prompt.wait_s + late_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
     itl_s = decode.step_s + transfer_s / max(facts.num_output_tokens, 1)
-    total_s = ttft_s + transfer_s + decode.seconds + prompt.inflicted_s + decode.inflicted_s
+    total_s = ttft_s + transfer_s + decode.seconds + inflicted_s(prompt, decode)
     return total_s + _penalty(facts, prompt, decode, ttft_s, itl_s)
 
 
@@ -315,7 +321,7 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
         decode_wait_s=late_s,
         prefill_s=prompt.seconds,
         decode_s=decode.seconds,
-        inflicted_s=prompt.inflicted_s + decode.inflicted_s,
+        inflicted_s=inflicted_s(prompt, decode),
         transfer_s=transfer_s,
         blocks_wait_s=_room_s(prompt, decode),
         fetch_s=prompt.fetch_s,
@@ -327,6 +333,11 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
         ttft_miss_probability=_miss(ttft_s, facts.ttft_s, prefill.prefill_sigma),
         itl_miss_probability=max(_miss(itl_s, facts.itl_s, decoding.decode_sigma), decode.gap_miss),
     )
+
+
+def inflicted_s(prompt: PromptCost, decode: DecodeCost) -> float:
+    """Return the seconds by which a placement delays others: those that decode, and prompts."""
+    return prompt.inflicted_s + decode.inflicted_s + decode.prompts_delay_s
 
 
 def handoff_bytes(facts: RequestFacts, producer: EngineWork, num_cached_at_decode: int) -> float:

@@ -124,7 +124,8 @@ def test_a_long_prefix_that_the_decode_engine_has_keeps_the_request_there() -> N
     cluster = _cluster_with_prefix()
     again = request(8200, first_token=7)
     assert cluster.ids(again) == (None, "decode-0")
-    assert cluster.ids(request(8200)) == (None, "prefill-0"), "an unknown prompt does not disturb those who decode"
+    computed_elsewhere = "an unknown prompt is not computed beside those who decode"
+    assert cluster.ids(request(8200)) == ("prefill-0", "decode-0"), computed_elsewhere
 
 
 def test_a_prefix_that_is_quicker_to_fetch_than_to_compute_is_fetched() -> None:
