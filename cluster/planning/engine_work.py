@@ -16,7 +16,7 @@ import msgspec
 from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import FEATURES, HINGES
 from cluster.planning.offered_load import LoadWindow, OfferedRequest
-from cluster.routing.step_prediction import StepPrediction
+from cluster.routing.costs.step_prediction import StepPrediction
 
 _STEP, _TOKEN = FEATURES.index("step"), FEATURES.index("token")
 _DECODE, _DECODE_CONTEXT = FEATURES.index("decode"), FEATURES.index("decode_context_token")

@@ -11,9 +11,9 @@ from cluster.planning.engine_work import EngineSpeed
 from cluster.planning.fleet_change import FleetChange, PlannedEngine
 from cluster.reconciling.engine_slots import EngineState, Slot
 from cluster.reconciling.reconciler import scaled_slots
+from cluster.routing.costs.step_prediction import MIN_STEPS_OF_KIND, StepFamily, StepPrediction
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.load_book import DEFAULT_BATCHED_TOKENS, DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S
-from cluster.routing.step_prediction import MIN_STEPS_OF_KIND, StepFamily, StepPrediction
 
 _MIN_ROUGH_STEPS: Final = 10 * MIN_STEPS_OF_KIND
 

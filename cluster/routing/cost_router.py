@@ -25,14 +25,7 @@ import xxhash
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import EngineLoad, EngineT, Route
-from cluster.routing.decision import Decision, LateDecision, Reason, RoutingMode
-from cluster.routing.engine_connection import EngineDescriptor, EngineKey
-from cluster.routing.fleet import Fleet
-from cluster.routing.load_book import EngineWork, LoadBook, SentWork
-from cluster.routing.placements import Compared, Placement, describe, draw_placement, prefix_source
-from cluster.routing.prefix_aware import PrefixAwarePair
-from cluster.routing.prefixes.cached_prefix import CachedPrefix
-from cluster.routing.route_cost import (
+from cluster.routing.costs.route_cost import (
     PromptCost,
     RequestFacts,
     alone_total,
@@ -40,6 +33,13 @@ from cluster.routing.route_cost import (
     pair_total,
     prompt_cost,
 )
+from cluster.routing.decision import Decision, LateDecision, Reason, RoutingMode
+from cluster.routing.engine_connection import EngineDescriptor, EngineKey
+from cluster.routing.fleet import Fleet
+from cluster.routing.load_book import EngineWork, LoadBook, SentWork
+from cluster.routing.placements import Compared, Placement, describe, draw_placement, prefix_source
+from cluster.routing.prefix_aware import PrefixAwarePair
+from cluster.routing.prefixes.cached_prefix import CachedPrefix
 
 _RATE: Final = 0.02
 """How much one request counts in the moving averages of the lengths of prompts and outputs."""

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.routing.base import EngineT
+from cluster.routing.costs.route_cost import RequestFacts, usual_costs
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from cluster.routing.load_book import EngineWork, LoadBook
 from cluster.routing.pairing import find_refusal
-from cluster.routing.route_cost import RequestFacts, usual_costs
 
 NUM_CANDIDATES: Final = 2
 """The engines compared for each use, besides those that have the prefix: the cheapest one, and others drawn."""

@@ -26,8 +26,8 @@ from weakref import ref
 
 from actors.core.outputs.scheduler_stats import LoadReport
 from actors.costs.step_cost_model import StepCostModel
+from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
-from cluster.routing.step_prediction import StepFamily, StepPrediction
 from kv_transfer.link_load import LinkLoad
 
 DEFAULT_BATCHED_TOKENS: Final = 2048

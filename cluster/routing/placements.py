@@ -10,13 +10,7 @@ import msgspec
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.routing.base import EngineT
-from cluster.routing.decision import Decision, Reason, RouteTerms, RoutingMode, Way
-from cluster.routing.engine_connection import EngineRole
-from cluster.routing.fleet import EngineGroup, Fleet, Use
-from cluster.routing.load_book import EngineWork
-from cluster.routing.prefix_aware import can_serve_prefix
-from cluster.routing.prefixes.cached_prefix import CachedPrefix
-from cluster.routing.route_cost import (
+from cluster.routing.costs.route_cost import (
     DecodeCost,
     PromptCost,
     RequestFacts,
@@ -26,6 +20,12 @@ from cluster.routing.route_cost import (
     prompt_cost,
     terms,
 )
+from cluster.routing.decision import Decision, Reason, RouteTerms, RoutingMode, Way
+from cluster.routing.engine_connection import EngineRole
+from cluster.routing.fleet import EngineGroup, Fleet, Use
+from cluster.routing.load_book import EngineWork
+from cluster.routing.prefix_aware import can_serve_prefix
+from cluster.routing.prefixes.cached_prefix import CachedPrefix
 from kv_transfer.params import PrefixSource
 
 _NUM_HOLDERS: Final = 2

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.routing.costs.route_cost import RequestFacts, decode_cost, fetch_s, prompt_cost, terms, usual_costs
+from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.load_book import EngineWork, Link
-from cluster.routing.route_cost import RequestFacts, decode_cost, fetch_s, prompt_cost, terms, usual_costs
-from cluster.routing.step_prediction import StepPrediction
 from tests.cluster.routing.cost_setup import COEFFICIENTS
 
 _STEPS = StepPrediction(COEFFICIENTS, COEFFICIENTS, COEFFICIENTS)

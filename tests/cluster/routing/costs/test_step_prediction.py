@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from actors.costs.step_shape import StepShape
-from cluster.routing.step_prediction import StepFamily, StepPrediction
+from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from tests.cluster.routing.cost_setup import COEFFICIENTS, cost_model
 
 _PREDICTION = StepPrediction(COEFFICIENTS, COEFFICIENTS, COEFFICIENTS)

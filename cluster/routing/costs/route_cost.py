@@ -18,9 +18,9 @@ from typing import Final
 import msgspec
 
 from actors.core.steps.chunk_budget import PROMPTS_FIRST
+from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.load_book import EngineWork
-from cluster.routing.step_prediction import StepPrediction
 
 _LOGISTIC: Final = math.sqrt(3) / math.pi
 """A logistic distribution with the standard deviation 1 has this scale."""
