@@ -25,9 +25,9 @@ import xxhash
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import EngineLoad, EngineT, Route
+from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import (
     PromptCost,
-    RequestFacts,
     alone_total,
     handoff_bytes,
     pair_total,

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.routing.base import EngineT
-from cluster.routing.costs.route_cost import RequestFacts, usual_costs
+from cluster.routing.costs.request_facts import RequestFacts
+from cluster.routing.costs.route_cost import usual_costs
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from cluster.routing.load_book import EngineWork, LoadBook
 from cluster.routing.pairing import find_refusal

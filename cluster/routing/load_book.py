@@ -26,6 +26,7 @@ from weakref import ref
 
 from actors.core.outputs.scheduler_stats import LoadReport
 from actors.costs.step_cost_model import StepCostModel
+from cluster.routing.all_ingresses import AllIngresses
 from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from kv_transfer.link_load import LinkLoad
@@ -39,10 +40,7 @@ MAX_PROMPT_SHARE: Final = 0.8
 _CHUNK: Final = 512
 """Tokens of a usual prompt, at whose cost computed tokens are reckoned."""
 _MEMORY_S: Final = 10.0
-"""The time over which the part of an engine's time that goes to prompts is averaged, and requests are counted."""
-_PRIOR_REQUESTS: Final = 8.0
-"""The number of requests that count as this ingress's own before the first report: a few others mean little then."""
-MAX_FACTOR: Final = 64.0
+"""The time over which the part of an engine's time that goes to prompts is averaged."""
 
 
 class ReportingEngine(Protocol):
@@ -119,7 +117,8 @@ class EngineWork:
 
     num_decodes:        requests that decode here, or will once their prompts are computed or their KV has come
     num_context_tokens: their tokens, summed
-    num_coming_decodes: the part of num_decodes whose prompts are not computed yet
+    num_coming_decodes: the part of num_decodes whose prompts were not computed yet when the engine reported, and those
+                        sent since
     queue_end_s:        the time, by the book's clock, at which the prompts sent so far will be computed
     num_free_blocks:    without those for waiting requests, and for those sent since the report; it may be negative
     num_state_blocks:   blocks that each request takes for its recurrent state, beside those of its tokens
@@ -351,31 +350,6 @@ class _Family:
         self.steps.put(key, None)
         self._num_prefill -= self._is_prefill.pop(key, False)
         self._sum -= self._shares.pop(key, 0.0)
-
-
-class AllIngresses:
-    """The ratio of the requests that engines get from all ingresses to those that they get from this one.
-
-    Ingresses see the same reports, and choose by the same rule. So one that sends a request to an engine has to expect
-    that the others do the same at the same time: otherwise all would send to the engine that was idle when it reported.
-    """
-
-    def __init__(self) -> None:
-        """Assume that there is no other ingress."""
-        self._num_own = self._num_all = 0.0
-        self._at_s = -math.inf
-
-    def note(self, num_own: int, num_all: int, now_s: float) -> None:
-        """Count requests that an engine has taken since its last report: this ingress's own, and those of all."""
-        kept = math.exp(-max(now_s - self._at_s, 0.0) / _MEMORY_S)
-        self._at_s = now_s
-        self._num_own = kept * self._num_own + max(num_own, 0)
-        self._num_all = kept * self._num_all + max(num_all, num_own, 0)
-
-    @property
-    def factor(self) -> float:
-        """For how many requests of all ingresses one of this ingress stands: 1 to MAX_FACTOR."""
-        return min((self._num_all + _PRIOR_REQUESTS) / (self._num_own + _PRIOR_REQUESTS), MAX_FACTOR)
 
 
 def queue_seconds(work: EngineWork, num_tokens: float) -> float:

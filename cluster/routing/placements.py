@@ -10,13 +10,13 @@ import msgspec
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.routing.base import EngineT
+from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import (
     DecodeCost,
     PromptCost,
-    RequestFacts,
     decode_cost,
+    delay_of_others_s,
     fetch_s,
-    inflicted_s,
     prompt_cost,
     terms,
 )
@@ -54,7 +54,7 @@ class Placement(msgspec.Struct, Generic[EngineT], frozen=True):
     @property
     def load_s(self) -> float:
         """The part of the cost that is other requests' work."""
-        return self.prompt.wait_s + inflicted_s(self.prompt, self.decoding)
+        return self.prompt.wait_s + delay_of_others_s(self.prompt, self.decoding)
 
 
 class Compared(Generic[EngineT]):
@@ -98,12 +98,15 @@ class Compared(Generic[EngineT]):
 
     def decoding(self, index: int, begins_in_s: float) -> DecodeCost:
         """Return the cost of decoding at an engine. begins_in_s: the time until the prompt is computed"""
+        if (role := self.group.engines[index].descriptor.role) is not EngineRole.DECODE:
+            # Engines that do both would swing if reports are late: each looks empty to those who come behind a queue.
+            begins_in_s = 0.0
         if (known := self._decodings.get((index, begins_in_s))) is not None:
             return known
         work = self.group.works[index]
         assert work.prediction is not None, "the fleet is sure"
         num_cached = self._cached.length_of(work.key)
-        prefers_prompts = self.group.engines[index].descriptor.role is EngineRole.PREFILL
+        prefers_prompts = role is EngineRole.PREFILL
         cost = self._decodings[index, begins_in_s] = decode_cost(
             self._facts,
             work,

@@ -12,44 +12,13 @@ docs/routing.md explains the terms and where each number comes from. The functio
 
 from __future__ import annotations
 
-import math
-from typing import Final
-
 import msgspec
 
-from actors.core.steps.chunk_budget import PROMPTS_FIRST
+from cluster.routing.costs.decode_neighbours import decodes_beside, delay_of_prompts, gap_miss_probability
+from cluster.routing.costs.request_facts import RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.load_book import EngineWork
-
-_LOGISTIC: Final = math.sqrt(3) / math.pi
-"""A logistic distribution with the standard deviation 1 has this scale."""
-_MIN_SCALE_S: Final = 1e-9
-_MAX_EXPONENT: Final = 50.0
-_ROUNDS: Final = 2
-_PENALTY: Final = 10.0
-"""A missed aim costs this many times the time in which the whole answer would have met its aims."""
-
-
-class RequestFacts(msgspec.Struct, frozen=True):
-    """The facts of a request that its cost depends on.
-
-    num_tokens:        of its prompt, and of the output that it comes with
-    num_output_tokens: how many more are expected
-    ttft_s, itl_s:     its aims; None: it has none
-    now_s:             the time, by the clock of the load book
-    """
-
-    num_tokens: int
-    num_output_tokens: float
-    ttft_s: float | None = None
-    itl_s: float | None = None
-    now_s: float = 0.0
-
-    @property
-    def penalty_s(self) -> float:
-        """The cost of a missed aim."""
-        return _PENALTY * ((self.ttft_s or 0.0) + (self.itl_s or 0.0) * self.num_output_tokens)
 
 
 class PromptCost(msgspec.Struct, frozen=True):
@@ -133,7 +102,7 @@ def prompt_cost(
     if num_decodes and facts.itl_s is not None:
         later_s = step_s + steps.added_s / max(facts.num_output_tokens, 1)
         sigma = prediction.decode_sigma
-        more = _miss(later_s, facts.itl_s, sigma) - _miss(step_s, facts.itl_s, sigma)
+        more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
         penalty_s = num_decodes * facts.penalty_s * more
     return PromptCost(
         work,
@@ -166,7 +135,7 @@ def decode_cost(
     prefers_prompts: whether the engine's role is `prefill`, so that its steps keep PROMPTS_FIRST times the aim only
     """
     num_output = facts.num_output_tokens
-    num_decodes, num_context = _decodes_beside(facts, work, prediction, begins_in_s)
+    num_decodes, num_context = decodes_beside(facts, work, prediction, begins_in_s)
     before_s = prediction.decode_step_s(num_decodes, num_context) if num_decodes else 0.0
     own_context = facts.num_tokens + num_output / 2
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + own_context)
@@ -178,102 +147,26 @@ def decode_cost(
         if facts.itl_s is not None:
             sigma = prediction.decode_sigma
             before_s /= 1 - work.prompt_share
-            more = _miss(step_s, facts.itl_s, sigma) - _miss(before_s, facts.itl_s, sigma)
+            more = miss_probability(step_s, facts.itl_s, sigma) - miss_probability(before_s, facts.itl_s, sigma)
             penalty_s = num_decodes * facts.penalty_s * more
     wait_s = max(work.queue_end_s - facts.now_s, 0.0)
     prompts_delay_s = 0.0
     if prefers_prompts and work.prompt_share:
-        prompts_delay_s, more_s = _delay_of_prompts(facts, work, prediction, num_decodes, num_context, step_s)
+        prompts_delay_s, more_s = delay_of_prompts(facts, work, prediction, num_decodes, num_context, step_s)
         penalty_s += more_s
     room_s = _wait_for_room(facts, work, step_s)
-    gap_miss = _gap_miss(facts, work, prediction, step_s) if prefers_prompts else 0.0
+    gap_miss = gap_miss_probability(facts, work, prediction, step_s) if prefers_prompts else 0.0
     decode_s = num_output * step_s
     return DecodeCost(
         work, num_cached, wait_s, room_s, decode_s, step_s, inflicted_s, penalty_s, gap_miss, prompts_delay_s
     )
 
 
-def _decodes_beside(
-    facts: RequestFacts, work: EngineWork, prediction: StepPrediction, begins_in_s: float
-) -> tuple[float, float]:
-    """Return the number of requests that decode beside one that begins later, and their tokens.
-
-    Until then those that decode now end, at the rate at which answers of the usual length do, and those whose prompts
-    come first begin one after the other, the first of which end as well: with x = begins_in_s / an answer's seconds,
-    exp(-x) of the former and (1 - exp(-x)) / x of the latter are there. How long an answer takes depends on how many
-    are there: it begins with those that decode now, and the second round is near enough.
-    """
-    num_decodes, num_context, num_coming = work.num_decodes, work.num_context_tokens, work.num_coming_decodes
-    if not num_decodes or begins_in_s <= 0:
-        return num_decodes, num_context
-    num_now = num_decodes - num_coming
-    part = (num_now + 1) / num_decodes
-    for _ in range(_ROUNDS):
-        step_s = prediction.decode_step_s(part * num_decodes, part * num_context) / (1 - work.prompt_share)
-        x = begins_in_s / max(facts.num_output_tokens * step_s, _MIN_SCALE_S)
-        x = min(max(x, _MIN_SCALE_S), _MAX_EXPONENT)
-        staying = math.exp(-x)
-        part = (num_now * staying + num_coming * (1 - staying) / x) / num_decodes
-    return part * num_decodes, part * num_context
-
-
-def _delay_of_prompts(
-    facts: RequestFacts,
-    work: EngineWork,
-    prediction: StepPrediction,
-    num_decodes: float,
-    num_context: float,
-    step_s: float,
-) -> tuple[float, float]:
-    """Return the seconds by which a request that decodes delays the prompts computed there meanwhile, and a penalty.
-
-    Steps with prompts take longer with one decode more, and where a bound holds them short there are more of them.
-    Prompts are taken to be as long as this one, and to come at the rate at which they take their share of the
-    engine's time. Each delays those that wait behind it, too. The penalty is for the probability that they miss their
-    time to the first token, with the aim of this request.
-
-    num_decodes, num_context: of those beside it; step_s: its time from one token to the next
-    """
-    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
-    num_tokens = facts.num_tokens
-    bare_s = prediction.prefill_steps(num_tokens, 0, 0, 0, *limits).seconds
-    before_s = prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, *limits).seconds
-    after_s = prediction.prefill_steps(num_tokens, 0, num_decodes + 1, num_context + num_tokens, *limits).seconds
-    wait_s = max(work.queue_end_s - facts.now_s, 0.0)
-    num_prompts = work.prompt_share * facts.num_output_tokens * step_s / max(bare_s, _MIN_SCALE_S)
-    added_s = max(after_s - before_s, 0.0)
-    num_delayed = num_prompts * (1 + wait_s / max(before_s, _MIN_SCALE_S) / 2)
-    if facts.ttft_s is None:
-        return num_delayed * added_s, 0.0
-    ttft_s = wait_s + before_s
-    later_s = ttft_s * (1 + added_s / max(before_s, _MIN_SCALE_S))
-    sigma = prediction.prefill_sigma
-    more = _miss(later_s, facts.ttft_s, sigma) - _miss(ttft_s, facts.ttft_s, sigma)
-    return num_delayed * added_s, num_prompts * facts.penalty_s * more
-
-
-def _gap_miss(facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float) -> float:
-    """Return the probability that more than 1 % of a request's gaps are too long, since steps compute prompts.
-
-    The engine mixes chunks into its steps up to PROMPTS_FIRST times the aim. Prompts are taken to be as long as this
-    one, and to come at random at the rate at which they take their share of the engine's time.
-    """
-    aim_s, num_output = facts.itl_s, max(facts.num_output_tokens, 1)
-    if aim_s is None or not work.prompt_share:
-        return 0.0
-    chunk = min(facts.num_tokens, max(work.max_num_batched_tokens - work.num_decodes, 1))
-    num_decodes, num_context = work.num_decodes + 1, work.num_context_tokens + facts.num_tokens
-    longest_s = prediction.prefill_steps(chunk, 0, num_decodes, num_context, work.max_num_batched_tokens).seconds
-    longest_s = min(longest_s, PROMPTS_FIRST * aim_s)
-    num_long = work.prompt_share * num_output * step_s / max(longest_s, _MIN_SCALE_S)
-    return _miss(longest_s, aim_s, prediction.decode_sigma) * (1 - math.exp(-num_long / max(0.01 * num_output, 1.0)))
-
-
 def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPrediction) -> tuple[float, float]:
     """Return the seconds that a request without aims and without a cached prefix costs an engine, waits left out.
 
-    Those that decode later and delayed prompts are left out, too. They are those for its prompt, PromptCost.seconds +
-    inflicted_s, and those for its decoding, DecodeCost.seconds + inflicted_s + blocks_wait_s, which are computed here without making the two objects.
+    They are those for its prompt, PromptCost.seconds + inflicted_s, and those for its decoding, DecodeCost.seconds +
+    inflicted_s + blocks_wait_s, beside all that decode now. They are computed here without making the two objects.
     """
     num_decodes, num_context, num_output = work.num_decodes, work.num_context_tokens, facts.num_output_tokens
     limits = work.max_num_batched_tokens, work.mixed_step_bound_s
@@ -290,7 +183,7 @@ def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPredictio
 def alone_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adapter_s: float = 0.0) -> float:
     """Return the cost of one engine that does all of it."""
     ttft_s = prompt.wait_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
-    total_s = ttft_s + decode.seconds + inflicted_s(prompt, decode)
+    total_s = ttft_s + decode.seconds + delay_of_others_s(prompt, decode)
     return total_s + _penalty(facts, prompt, decode, ttft_s, decode.step_s)
 
 
@@ -299,7 +192,7 @@ def pair_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adap
     transfer_s, late_s = exposed_transfer_s(facts, prompt, decode), _late_s(prompt, decode)
     ttft_s = prompt.wait_s + late_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
     itl_s = decode.step_s + transfer_s / max(facts.num_output_tokens, 1)
-    total_s = ttft_s + transfer_s + decode.seconds + inflicted_s(prompt, decode)
+    total_s = ttft_s + transfer_s + decode.seconds + delay_of_others_s(prompt, decode)
     return total_s + _penalty(facts, prompt, decode, ttft_s, itl_s)
 
 
@@ -321,7 +214,7 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
         decode_wait_s=late_s,
         prefill_s=prompt.seconds,
         decode_s=decode.seconds,
-        inflicted_s=inflicted_s(prompt, decode),
+        inflicted_s=delay_of_others_s(prompt, decode),
         transfer_s=transfer_s,
         blocks_wait_s=_room_s(prompt, decode),
         fetch_s=prompt.fetch_s,
@@ -330,12 +223,12 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
         total_s=total(facts, prompt, decode, adapter_s),
         ttft_s=ttft_s,
         itl_s=itl_s,
-        ttft_miss_probability=_miss(ttft_s, facts.ttft_s, prefill.prefill_sigma),
-        itl_miss_probability=max(_miss(itl_s, facts.itl_s, decoding.decode_sigma), decode.gap_miss),
+        ttft_miss_probability=miss_probability(ttft_s, facts.ttft_s, prefill.prefill_sigma),
+        itl_miss_probability=max(miss_probability(itl_s, facts.itl_s, decoding.decode_sigma), decode.gap_miss),
     )
 
 
-def inflicted_s(prompt: PromptCost, decode: DecodeCost) -> float:
+def delay_of_others_s(prompt: PromptCost, decode: DecodeCost) -> float:
     """Return the seconds by which a placement delays others: those that decode, and prompts."""
     return prompt.inflicted_s + decode.inflicted_s + decode.prompts_delay_s
 
@@ -402,22 +295,9 @@ def _wait_for_room(facts: RequestFacts, work: EngineWork, step_s: float) -> floa
 def _penalty(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, ttft_s: float, itl_s: float) -> float:
     if facts.ttft_s is None and facts.itl_s is None:
         return 0.0
-    missed = _miss(ttft_s, facts.ttft_s, prompt.sigma)
-    missed += max(_miss(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma), decode.gap_miss)
+    missed = miss_probability(ttft_s, facts.ttft_s, prompt.sigma)
+    missed += max(miss_probability(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma), decode.gap_miss)
     return facts.penalty_s * missed + prompt.penalty_s + decode.penalty_s
-
-
-def _miss(predicted_s: float, aim_s: float | None, sigma: float) -> float:
-    """Return the probability that a time exceeds an aim; sigma: the relative standard deviation of the prediction."""
-    if aim_s is None:
-        return 0.0
-    scale = sigma * predicted_s
-    exponent = (aim_s - predicted_s) / ((max(_MIN_SCALE_S, scale)) * _LOGISTIC)
-    if exponent > _MAX_EXPONENT:
-        exponent = _MAX_EXPONENT
-    elif exponent < -_MAX_EXPONENT:
-        exponent = -_MAX_EXPONENT
-    return 1 / (1 + math.exp(exponent))
 
 
 def _prediction(work: EngineWork) -> StepPrediction:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.routing.load_book import MAX_FACTOR, AllIngresses, LoadBook, SentWork
+from cluster.routing.all_ingresses import MAX_FACTOR, AllIngresses
+from cluster.routing.load_book import LoadBook, SentWork
 from tests.cluster.routing.cost_setup import Clock, engine
 
 

@@ -4,7 +4,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.routing.costs.route_cost import RequestFacts, decode_cost, prompt_cost
+from cluster.routing.costs.request_facts import RequestFacts
+from cluster.routing.costs.route_cost import decode_cost, prompt_cost
 from cluster.routing.fleet import NUM_CANDIDATES, Fleet, Use
 from cluster.routing.load_book import LoadBook, SentWork
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION

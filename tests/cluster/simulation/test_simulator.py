@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from actors.config import SchedulerConfig
 from actors.core.outputs.model_runner_output import ModelRunnerOutput
 from actors.core.scheduler import Scheduler
+from cluster.routing.all_ingresses import AllIngresses
 from cluster.routing.decision import RoutingMode, Way
-from cluster.routing.load_book import AllIngresses
 from cluster.simulation.engines import simulated_engine
 from cluster.simulation.engines.decode_run import has_work
 from cluster.simulation.faults.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine

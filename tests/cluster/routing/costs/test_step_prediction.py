@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from actors.core.steps.chunk_budget import StepCosts
 from actors.costs.step_shape import StepShape
 from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from tests.cluster.routing.cost_setup import COEFFICIENTS, cost_model
@@ -31,6 +32,30 @@ def test_a_prompt_takes_as_long_as_the_steps_of_its_chunks(num_tokens: int, num_
     assert steps.num_steps == -(-num_tokens // (budget - num_decodes))
     alone_s = steps.num_steps * _PREDICTION.decode_step_s(num_decodes, context) if num_decodes else 0
     assert steps.added_s == pytest.approx(total_s - alone_s)
+
+
+@pytest.mark.parametrize("bound_s", [0.025, 0.03, 0.05])
+@pytest.mark.parametrize("num_before", [0, 4096])
+def test_chunks_beside_decodes_are_those_that_the_scheduler_cuts_for_the_same_bound(
+    bound_s: float, num_before: int
+) -> None:
+    num_decodes, context, num_tokens = 12, 12_000, 1700
+    steps = _PREDICTION.prefill_steps(num_tokens, num_before, num_decodes, context, 2048, bound_s)
+    costs, before, num_steps = StepCosts.of(cost_model()), num_before, 0
+    while before < num_before + num_tokens:
+        fixed_s = costs.step + costs.prefill + costs.decode * num_decodes + costs.decode_context * context
+        left_s = bound_s - fixed_s - costs.prefill_context * before - costs.tokens(num_decodes)
+        before += max(int(costs.largest_chunk(num_decodes, before, left_s)), 128)
+        num_steps += 1
+    assert abs(steps.num_steps - num_steps) <= 1
+    assert steps.seconds / steps.num_steps < 1.02 * bound_s
+    assert steps.num_steps > _PREDICTION.prefill_steps(num_tokens, num_before, num_decodes, context, 2048).num_steps
+
+
+def test_a_bound_that_not_even_the_decodes_keep_leaves_prompts_a_sixteenth_of_a_step() -> None:
+    steps = _PREDICTION.prefill_steps(1700, 0, 12, 12_000, 2048, 1e-6)
+    assert steps.num_steps == -(-1700 // 128)
+    assert _PREDICTION.prefill_steps(1700, 0, 0, 0, 2048, 1e-6).num_steps == 1, "nobody waits for the step"
 
 
 def test_mixed_steps_that_nobody_has_run_cost_the_prompt_and_the_decodes() -> None:
