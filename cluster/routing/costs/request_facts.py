@@ -1,4 +1,4 @@
-"""What the cost of a request depends on beside its engines: its sizes, its aims, and what it costs to miss them."""
+"""The sizes and aims of a request, on which its cost depends beside its engines, and what it costs to miss an aim."""
 
 from __future__ import annotations
 
