@@ -2,7 +2,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.routing.costs.decode_neighbours import decodes_beside
 from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import decode_cost, fetch_s, prompt_cost, terms, usual_costs
 from cluster.routing.costs.step_prediction import StepPrediction
@@ -63,35 +62,6 @@ def test_the_queue_is_predicted_with_the_chunks_that_the_engines_bound_allows() 
     work.mixed_step_bound_s = 0.012
     assert _alone(work).prefill_s > 1.2 * free_s
     assert queue_seconds(work, 4096) == pytest.approx(4 * _alone(work).prefill_s, rel=0.1)
-
-
-def test_those_that_decode_now_and_those_that_come_first_end_while_a_request_waits() -> None:
-    now = _work(num_decodes=10, num_context_tokens=10_000)
-    assert decodes_beside(_FACTS, now, _STEPS, 0.0) == (10, 10_000)
-    answer_s = 100 * _STEPS.decode_step_s(1, 1_000)
-    later = [decodes_beside(_FACTS, now, _STEPS, times * answer_s)[0] for times in (0.01, 0.5, 1, 2, 100)]
-    assert later == sorted(later, reverse=True)
-    assert later[0] == pytest.approx(10, rel=0.02)
-    assert later[-1] < 1e-3
-    coming = _work(num_decodes=10, num_context_tokens=10_000, num_coming_decodes=10)
-    kept = [decodes_beside(_FACTS, coming, _STEPS, times * answer_s)[0] for times in (0.01, 1, 2, 40)]
-    assert kept == sorted(kept, reverse=True)
-    assert kept[0] == pytest.approx(10, rel=0.02)
-    assert kept[-1] == pytest.approx(10 / 40, rel=0.2), "ten began over the time of forty answers"
-    assert all(more > less for more, less in zip(kept[1:3], later[2:4], strict=True))
-
-
-def test_a_decode_on_a_prefill_engine_delays_the_prompts_there() -> None:
-    facts = RequestFacts(1024, 100, ttft_s=0.2, itl_s=0.02, now_s=50.0)
-    work = _work(prompt_share=0.5, queue_end_s=50.1, mixed_step_bound_s=0.012)
-    found = decode_cost(facts, work, _STEPS, prefers_prompts=True)
-    bare_s = _STEPS.prefill_steps(1024, 0, 0, 0, 2048).seconds
-    beside_s = _STEPS.prefill_steps(1024, 0, 1, 1024, 2048, 0.012).seconds
-    num_prompts = 0.5 * 100 * found.step_s / bare_s
-    assert found.prompts_delay_s == pytest.approx(num_prompts * (1 + 0.1 / bare_s / 2) * (beside_s - bare_s))
-    assert found.penalty_s > 0, "they may miss their time to the first token"
-    assert decode_cost(facts, work, _STEPS).prompts_delay_s == 0
-    assert decode_cost(facts, _work(), _STEPS, prefers_prompts=True).prompts_delay_s == 0
 
 
 def _gap_miss(num_tokens: int, share: float, itl_s: float | None = 0.02, num_output_tokens: float = 100) -> float:
