@@ -70,6 +70,6 @@ def test_a_prompt_whose_request_has_left_begins_anew() -> None:
     made = prompts()
     step(made, {"a": (0, 100), "b": (0, 5)})
     made.forget(ROWS["a"])
-    assert step(made, {"a": (100, 120)}) == {}
+    assert step(made, {"a": (0, 200)}) == {}, "another request in the row, which wants none"
     made.begin(ROWS["a"], NUM_TOP["a"], LENGTHS["a"])
     assert step(made, {"b": (5, 70), "a": (0, 200)}) == {"a": expected_of("a"), "b": expected_of("b")}
