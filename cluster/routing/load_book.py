@@ -153,6 +153,10 @@ class EngineWork:
     sent: dict[str, _Sent] = field(default_factory=dict)
     """The requests of this ingress that the engine has, by id."""
 
+    def wait_s(self, now_s: float) -> float:
+        """Return the time until the queue of prompts is empty."""
+        return max(self.queue_end_s - now_s, 0.0)
+
     def link_to(self, consumer: str) -> Link:
         """Return what is known of the link to a consumer."""
         if (link := self.links.get(consumer)) is None:

@@ -59,7 +59,7 @@ def delay_of_prompts(
     bare_s = prediction.prefill_steps(num_tokens, 0, 0, 0, *limits).seconds
     before_s = prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, *limits).seconds
     after_s = prediction.prefill_steps(num_tokens, 0, num_decodes + 1, num_context + num_tokens, *limits).seconds
-    wait_s = max(work.queue_end_s - facts.now_s, 0.0)
+    wait_s = work.wait_s(facts.now_s)
     num_prompts = work.prompt_share * facts.num_output_tokens * step_s / max(bare_s, MIN_SCALE_S)
     added_s = max(after_s - before_s, 0.0)
     num_delayed = num_prompts * (1 + wait_s / max(before_s, MIN_SCALE_S) / 2)

@@ -94,7 +94,7 @@ def prompt_cost(
         shorter = prediction.prefill_steps(facts.num_tokens - there, there, num_decodes, num_context, *limits)
         if shorter.seconds + fetch[1] < steps.seconds:
             steps, cached, fetch_s = shorter, there, fetch[1]
-    wait_s = max(work.queue_end_s - facts.now_s, 0.0)
+    wait_s = work.wait_s(facts.now_s)
     penalty_s = room_s = 0.0
     step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share) if num_decodes else 0.0
     if num_decodes:
@@ -149,7 +149,7 @@ def decode_cost(
             before_s /= 1 - work.prompt_share
             more = miss_probability(step_s, facts.itl_s, sigma) - miss_probability(before_s, facts.itl_s, sigma)
             penalty_s = num_decodes * facts.penalty_s * more
-    wait_s = max(work.queue_end_s - facts.now_s, 0.0)
+    wait_s = work.wait_s(facts.now_s)
     prompts_delay_s = 0.0
     if prefers_prompts and work.prompt_share:
         prompts_delay_s, more_s = delay_of_prompts(facts, work, prediction, num_decodes, num_context, step_s)
