@@ -17,21 +17,38 @@ from typing import Final
 import numpy as np
 import torch
 
+from actors.model.config.config_rules import keeps_served_states
 from actors.model.sampling.philox import uniforms
 from tests.chaos.visits import TEMPERATURE, Question
 from tests.checkpoints import VOCAB_SIZE
 from tests.reference import greedy_tokens, load_model
 
-_CLEAR_MARGIN: Final = 2e-6
-"""The least distance from a cumulative probability. An answer that did turn was 2e-8 away; ones at 2e-7 did not."""
-_CLEAR_LOGIT_MARGIN: Final = 5e-5
-"""The least distance of the two largest logits. An answer that did turn had them 1.1e-5 apart in float64; transformers
-has them 6e-6 to -5e-7 apart there in float32, by its attention implementation and by whether it goes token by token."""
+
+@dataclass(frozen=True, slots=True)
+class Margins:
+    """The least distance of a clear answer from a cumulative probability, and of its two largest logits."""
+
+    probability: float
+    logit: float
+
+
+MARGINS: Final = Margins(2e-6, 5e-5)
+"""A sampled answer that did turn was 2e-8 away; ones at 2e-7 did not. A greedy answer that did turn had its logits
+1.1e-5 apart in float64; transformers has them 6e-6 to -5e-7 apart there in float32, by its attention implementation and
+by whether it goes token by token."""
+MARGINS_WITH_STATES: Final = Margins(1e-5, 2e-4)
+"""With recurrent states, which move logits by up to 1e-4 if they are computed again in other chunks."""
+
+
+def margins_of(model_directory: Path) -> Margins:
+    """Return the margins within which a model's answers may turn."""
+    return MARGINS_WITH_STATES if keeps_served_states(load_model(model_directory).config) else MARGINS
 
 
 def learn_answers(questions: Sequence[Question], model_directory: Path) -> list[Asked]:
     """Work out every answer; a sampled question that has none gets the next seed, a greedy one another last token."""
-    return [_learn(question, model_directory) for question in questions]
+    margins = margins_of(model_directory)
+    return [_learn(question, model_directory, margins) for question in questions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +59,24 @@ class Asked:
     answer: Sequence[int]
 
 
-def _learn(question: Question, model_directory: Path) -> Asked:
+def _learn(question: Question, model_directory: Path, margins: Margins) -> Asked:
     if question.sampling_seed is None:
-        return _learn_greedy(question, model_directory)
+        return _learn_greedy(question, model_directory, margins.logit)
     for seed in itertools.count(question.sampling_seed):
         numbers = uniforms(
             np.full(question.num_tokens, seed, dtype=np.uint64), np.arange(question.num_tokens, dtype=np.uint64)
         )
-        answer = draw_by(numbers.tolist(), question.prompt, model_directory)
+        answer = draw_by(numbers.tolist(), question.prompt, model_directory, margins.probability)
         if answer is not None:
             return Asked(replace(question, sampling_seed=seed), answer)
     raise AssertionError("unreachable: seeds do not end")
 
 
-def _learn_greedy(question: Question, model_directory: Path) -> Asked:
+def _learn_greedy(question: Question, model_directory: Path, margin: float) -> Asked:
     for last in itertools.count(question.prompt[-1]):
         prompt = (*question.prompt[:-1], last % VOCAB_SIZE)
         answer = greedy_tokens(model_directory, prompt, question.num_tokens)
-        if least_logit_margin(prompt, answer, model_directory) >= _CLEAR_LOGIT_MARGIN:
+        if least_logit_margin(prompt, answer, model_directory) >= margin:
             return Asked(replace(question, prompt=prompt), answer)
     raise AssertionError("unreachable: count() does not end")
 
@@ -73,8 +90,8 @@ def least_logit_margin(prompt: Sequence[int], answer: Sequence[int], model_direc
 
 
 @torch.no_grad()
-def draw_by(numbers: Sequence[float], prompt: Sequence[int], model_directory: Path) -> list[int] | None:
-    """The tokens at which cumulative probabilities pass these numbers; None if one of them is not clear."""
+def draw_by(numbers: Sequence[float], prompt: Sequence[int], model_directory: Path, margin: float) -> list[int] | None:
+    """The tokens at which cumulative probabilities pass these numbers; None if one of them is nearer than margin."""
     model = load_model(model_directory)
     token_ids: list[int] = []
     cache, fresh = None, list(prompt)
@@ -82,7 +99,7 @@ def draw_by(numbers: Sequence[float], prompt: Sequence[int], model_directory: Pa
         output = model(torch.tensor([fresh]), past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         cumulative = torch.softmax(output.logits[0, -1].double() / TEMPERATURE, dim=-1).cumsum(dim=-1)
-        if float((cumulative - number).abs().min()) < _CLEAR_MARGIN:
+        if float((cumulative - number).abs().min()) < margin:
             return None
         fresh = [int((cumulative > number).nonzero()[0])]
         token_ids += fresh

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -10,7 +11,14 @@ import pytest
 import torch
 
 from tests.chaos import answers
-from tests.chaos.answers import draw_by, learn_answers, least_logit_margin
+from tests.chaos.answers import (
+    MARGINS,
+    MARGINS_WITH_STATES,
+    draw_by,
+    learn_answers,
+    least_logit_margin,
+    margins_of,
+)
 from tests.chaos.faults import OF_INGRESS, TWO_AND_TWO, FaultKind, Fleet, draw_faults
 from tests.chaos.visits import TEMPERATURE, draw_questions, draw_visits
 from tests.reference import load_model
@@ -55,8 +63,8 @@ def test_a_draw_that_rounding_could_turn_has_no_answer(checkpoint: Callable[[str
     prompt = [5, 6, 7]
     logits = load_model(checkpoint("llama"))(torch.tensor([prompt])).logits[0, -1].double()
     boundary = torch.softmax(logits / TEMPERATURE, dim=-1).cumsum(dim=-1)[100].item()
-    assert draw_by([boundary + 1e-8], prompt, checkpoint("llama")) is None
-    assert draw_by([boundary - 1e-8], prompt, checkpoint("llama")) is None
+    for number in (boundary + 1e-8, boundary - 1e-8):
+        assert draw_by([number], prompt, checkpoint("llama"), MARGINS.probability) is None
 
 
 def test_a_greedy_answer_that_rounding_could_turn_is_not_asked_for(
@@ -65,11 +73,17 @@ def test_a_greedy_answer_that_rounding_could_turn_is_not_asked_for(
     question = next(question for question in draw_questions(1, 10) if question.sampling_seed is None)
     [asked] = learn_answers([question], checkpoint("llama"))
     margin = least_logit_margin(asked.question.prompt, asked.answer, checkpoint("llama"))
-    assert margin >= 5e-5
-    monkeypatch.setattr(answers, "_CLEAR_LOGIT_MARGIN", margin * 1.01)
+    assert margin >= MARGINS.logit
+    monkeypatch.setattr(answers, "MARGINS", replace(MARGINS, logit=margin * 1.01))
     [other] = learn_answers([question], checkpoint("llama"))
     assert other.question.prompt[:-1] == asked.question.prompt[:-1]
     assert least_logit_margin(other.question.prompt, other.answer, checkpoint("llama")) > margin
+
+
+def test_answers_from_recurrent_states_have_wider_margins(checkpoint: Callable[[str], Path]) -> None:
+    """A state that is computed again, in other chunks, differs more than KV does."""
+    assert margins_of(checkpoint("lfm2")) == MARGINS_WITH_STATES
+    assert margins_of(checkpoint("llama")) == MARGINS
 
 
 def test_every_question_has_an_answer_of_its_length(checkpoint: Callable[[str], Path]) -> None:
