@@ -66,6 +66,8 @@ def test_the_report_of_a_gpu_is_written_on_it() -> None:
         ("tests/actors/test_logprobs.py", ""),
         ("tests/actors/test_structured_output.py", "handed_over or resumed or rank"),
         ("tests/actors/test_multi_rank_engine.py", "steps_may_overlap or drafts"),
+        ("tests/integration/test_latent_attention.py", "over_chunks"),
+        ("tests/integration/test_recurrent_models.py", "handoffs_in_chunks and (granite_4 or qwen3_next or lfm2)"),
     ],
 )
 def test_the_engines_own_tests_pass_on_it(file: str, chosen: str) -> None:
