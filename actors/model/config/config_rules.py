@@ -55,7 +55,10 @@ _KIND_NAMES: Final = {
     ModelKind.EMBEDDING: "model",
     ModelKind.CLASSIFICATION: "model for sequence classification",
 }
-_NEEDS_NEWER_TORCH: Final = " (gptqmodel needs torch 2.14.1 or newer, and raypd is tested with torch 2.13)"
+_HOW_TO_INSTALL_GPTQMODEL: Final = (
+    "`pip install --no-build-isolation 'gptqmodel<7.7' optimum accelerate` installs what is tested "
+    "(gptqmodel 7.7 needs torch 2.14.1)"
+)
 _OTHER_CHECKPOINTS: Final = "the checkpoint without quantization, one in FP8, or one of compressed-tensors (W4A16)"
 _CONFIG_ERRORS: Final = (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError)
 
@@ -340,8 +343,9 @@ def _reason_in_quantization(config: PretrainedConfig) -> str | None:
     reads = f"its weights are quantized ({method}), which transformers reads with {packages}: not installed"
     if set(missing) <= IN_EXTRA_QUANTIZED:
         return f"{reads}; `pip install 'raypd[quantized]'` installs it"
-    newer = _NEEDS_NEWER_TORCH if "gptqmodel" in missing else ""
-    return f"{reads}, and not tested with raypd{newer}; serve {_OTHER_CHECKPOINTS}"
+    if method in ("awq", "gptq"):
+        return f"{reads}; {_HOW_TO_INSTALL_GPTQMODEL}, or serve {_OTHER_CHECKPOINTS}"
+    return f"{reads}, and not tested with raypd; serve {_OTHER_CHECKPOINTS}"
 
 
 def _has_plan(config: PretrainedConfig) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ Quantize = Callable[[str, Tensor], dict[str, Tensor]]
 _BLOCK: Final = 32
 _FP8: Final = torch.float8_e4m3fn
 _FP8_MAX: Final = 448.0
+_AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)
 _TOKENS: Final = 8
 TIE: Final = 0.2
 """The tests allow this much to formats that round inputs; see assert_served_as_by_transformers()."""
@@ -97,15 +98,61 @@ def compressed_int4(directory: Path) -> Path:
         groups = weight.view(len(weight), -1, _BLOCK)
         scales = groups.abs().amax(dim=2, keepdim=True) / 7
         # Stored without a sign: the number plus 8, the first of eight in the lowest bits.
-        numbers = ((groups / scales).round().clamp(-8, 7) + 8).to(torch.int64).view(len(weight), -1, 8)
-        packed = (numbers << torch.arange(0, 32, 4)).sum(dim=2)
+        numbers = ((groups / scales).round().clamp(-8, 7) + 8).to(torch.int64)
         return {
-            f"{owner}.weight_packed": torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32),
+            f"{owner}.weight_packed": _pack(numbers.flatten(1), range(8)),
             f"{owner}.weight_scale": scales[..., 0],
             f"{owner}.weight_shape": torch.tensor(weight.shape),
         }
 
     return rewrite(directory, quantize, _compressed("pack-quantized", "int", False, num_bits=4, group_size=_BLOCK))
+
+
+def gptq(directory: Path) -> Path:
+    """GPTQ: 4-bit integers, eight inputs of an output in 32 bits, with a scale for 32 inputs of an output."""
+
+    def quantize(owner: str, weight: Tensor) -> dict[str, Tensor]:
+        numbers, scales = _four_bits(weight)
+        return {
+            f"{owner}.qweight": _pack(numbers.T, range(8)).T,
+            # The format stores a zero point less one.
+            f"{owner}.qzeros": _pack(torch.full(scales.shape, 7), range(8)),
+            f"{owner}.scales": scales,
+            f"{owner}.g_idx": (torch.arange(weight.shape[1]) // _BLOCK).to(torch.int32),
+        }
+
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": _BLOCK, "desc_act": False, "sym": True}
+    return rewrite(directory, quantize, settings)
+
+
+def awq(directory: Path) -> Path:
+    """AWQ: 4-bit integers, eight outputs of an input in 32 bits, in an order of their own; scales as GPTQ's."""
+
+    def quantize(owner: str, weight: Tensor) -> dict[str, Tensor]:
+        numbers, scales = _four_bits(weight)
+        return {
+            f"{owner}.qweight": _pack(numbers, _AWQ_ORDER),
+            f"{owner}.qzeros": _pack(torch.full(scales.shape, 8), _AWQ_ORDER),
+            f"{owner}.scales": scales,
+        }
+
+    settings = {"quant_method": "awq", "bits": 4, "group_size": _BLOCK, "zero_point": True, "version": "gemm"}
+    return rewrite(directory, quantize, settings)
+
+
+def _four_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers of 4 bits, of which 8 stands for zero, [inputs, outputs], and their scales, [groups, outputs]."""
+    groups = weight.T.reshape(-1, _BLOCK, len(weight))
+    scales = (groups.abs().amax(dim=1, keepdim=True) / 7).half()
+    numbers = ((groups / scales.float()).round().clamp(-8, 7) + 8).to(torch.int64)
+    return numbers.flatten(0, 1), scales[:, 0]
+
+
+def _pack(numbers: Tensor, order: Sequence[int]) -> Tensor:
+    """Put eight numbers of a row into 32 bits, the first of this order in the lowest ones."""
+    eight = numbers.reshape(len(numbers), -1, 8)[:, :, list(order)]
+    packed = (eight << torch.arange(0, 32, 4)).sum(dim=2)
+    return torch.where(packed >= 2**31, packed - 2**32, packed).to(torch.int32)
 
 
 def _compressed(
