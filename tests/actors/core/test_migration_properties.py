@@ -194,7 +194,7 @@ class MigrationMachineInTestMore(MigrationMachine):
     """The same, with more examples."""
 
 
-TestMigrationsInTestMore = pytest.mark.more(MigrationMachineInTestMore.TestCase)
+TestMigrationsInTestMore = pytest.mark.timeout(600)(pytest.mark.more(MigrationMachineInTestMore.TestCase))
 TestMigrationsInTestMore.settings = settings(_SETTINGS, max_examples=150)
 
 

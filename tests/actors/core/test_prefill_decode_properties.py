@@ -449,7 +449,7 @@ class PrefillDecodeMachineInTestMore(PrefillDecodeMachine):
     """The same, with more examples."""
 
 
-TestPrefillDecodeInTestMore = pytest.mark.more(PrefillDecodeMachineInTestMore.TestCase)
+TestPrefillDecodeInTestMore = pytest.mark.timeout(600)(pytest.mark.more(PrefillDecodeMachineInTestMore.TestCase))
 TestPrefillDecodeInTestMore.settings = settings(_SETTINGS, max_examples=150)
 
 

@@ -380,7 +380,7 @@ class RingMachineInTestMore(RingMachine):
     """The same, with more examples."""
 
 
-TestRingInTestMore = pytest.mark.more(RingMachineInTestMore.TestCase)
+TestRingInTestMore = pytest.mark.timeout(600)(pytest.mark.more(RingMachineInTestMore.TestCase))
 TestRingInTestMore.settings = settings(_SETTINGS, max_examples=100)
 
 

@@ -514,7 +514,7 @@ class SchedulerMachineInTestMore(SchedulerMachine):
     """The same, with more examples."""
 
 
-TestSchedulerInTestMore = pytest.mark.more(SchedulerMachineInTestMore.TestCase)
+TestSchedulerInTestMore = pytest.mark.timeout(600)(pytest.mark.more(SchedulerMachineInTestMore.TestCase))
 TestSchedulerInTestMore.settings = settings(_SETTINGS, max_examples=150)
 
 

@@ -31,7 +31,7 @@ class StateMachineInTestMore(StateMachine):
     """The same, with more examples."""
 
 
-TestStatesInTestMore = pytest.mark.more(StateMachineInTestMore.TestCase)
+TestStatesInTestMore = pytest.mark.timeout(600)(pytest.mark.more(StateMachineInTestMore.TestCase))
 TestStatesInTestMore.settings = settings(_SETTINGS, max_examples=150)
 
 
