@@ -33,7 +33,7 @@ $(QUANTIZED_GPTQ): $(READY)
 
 demo: $(READY) ## Start one prefill and one decode engine, send 16 prompts, show where the time went
 	@echo "== raypd demo: a cluster of one prefill and one decode engine on the CPU"
-	@$(BIN)/raypd demo
+	@$(BIN)/raypd demo $(ARGS)
 
 # Three processes for two cores, since some tests wait for deadlines. In the order of the files: xdist would otherwise take those with the fewest tests last, which are the longest ones.
 # A process that dies ends the run: with another in its place xdist waits for ever for the tests that it had.

@@ -83,6 +83,7 @@ class TestDevice:
             lambda tensor: tensor.cpu(),
             lambda tensor: tensor.nonzero(),
             lambda tensor: tensor[tensor > 0],
+            lambda tensor: tensor.repeat_interleave(tensor),
             lambda tensor: tensor.copy_(torch.ones(3, dtype=torch.int64)),
             lambda tensor: tensor.copy_(torch.ones(3, dtype=torch.int64), non_blocking=True),
             lambda tensor: torch.tensor([1, 2], device=DEVICE),
@@ -94,6 +95,13 @@ class TestDevice:
         assert SIMULATION.take_waits() == {"outside": 1}
         with pytest.raises(WaitsInGraph):
             DeviceGraphRecorder(DEVICE).record(lambda: read(tensor))
+
+    def test_what_is_repeated_a_number_of_times_that_the_host_knows_does_not_wait(self) -> None:
+        tensor = torch.arange(3, device=DEVICE)
+        with torch.inference_mode():
+            repeated = [tensor.repeat_interleave(2), tensor.repeat_interleave(tensor, output_size=3)]
+        assert SIMULATION.take_waits() == {}
+        assert [one.tolist() for one in repeated] == [[0, 0, 1, 1, 2, 2], [1, 2, 2]]
 
     def test_an_upload_does_not_wait(self) -> None:
         arrays = [np.arange(5), np.arange(6).reshape(2, 3)]

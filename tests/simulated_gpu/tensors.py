@@ -24,7 +24,8 @@ _FLOORS: Final = tuple(f"{_ROOT / floor}/" for floor in ("actors", "kv_transfer"
 
 _CONVERSIONS: Final = {"aten::_to_copy", "aten::to"}
 _BY_INDEX: Final = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
-_READING: Final = {"aten::is_nonzero", "aten::item", "aten::equal", "aten::allclose", "aten::repeat_interleave"}
+_READING: Final = {"aten::is_nonzero", "aten::item", "aten::equal", "aten::allclose"}
+_REPEAT: Final = "aten::repeat_interleave"
 _GROUPED: Final = "aten::_grouped_mm"
 """torch has a kernel for bfloat16 on compute capability 9.0; for other types it copies the groups' ends to the host."""
 _WAITING_TAGS: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -191,7 +192,7 @@ def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in _CONVERSIONS and any(isinstance(leaf, torch.device) and leaf.type == "cpu" for leaf in leaves):
         return _copy_to_host(call)
     _check_devices(name, tensors)
-    if _waits(func, name, call.args):
+    if _waits(func, name, call):
         SIMULATION.wait(name)
     outputs = call.compute()
     resized = [tensor for tensor in tensors if isinstance(tensor, DeviceTensor) and tensor.shape != tensor.host.shape]
@@ -323,12 +324,15 @@ def _check_devices(name: str, tensors: Sequence[Tensor]) -> None:
         raise MixedDevices(f"{_caller()}: {name} has host tensors of shapes {foreign} beside the device's")
 
 
-def _waits(func: Any, name: str, inner_args: Sequence[Any]) -> bool:
+def _waits(func: Any, name: str, call: _Call) -> bool:
     """Whether the host has to know numbers of the device before it can go on."""
     if name in _BY_INDEX:
-        return _finds_indices(name, inner_args)
+        return _finds_indices(name, call.args)
     if name == _GROUPED:
-        return inner_args[0].dtype is not torch.bfloat16
+        return call.args[0].dtype is not torch.bfloat16
+    if name == _REPEAT:
+        # The result's size is the sum of the repeats, which the host knows if it gives one number for all.
+        return func._overloadname != "self_int" and call.kwargs.get("output_size") is None
     return name in _READING or any(tag in func.tags for tag in _WAITING_TAGS)
 
 

@@ -17,6 +17,7 @@ CHECKED = Path(__file__).with_name("checked.py")
 FEATURES = Path(__file__).with_name("checked_features.py")
 REPORT = Path(__file__).with_name("checked_report.py")
 RANKS = Path(__file__).with_name("checked_ranks.py")
+STATES = Path(__file__).with_name("checked_states.py")
 
 
 def run_on_simulated_gpu(*arguments: str) -> None:
@@ -46,6 +47,13 @@ def test_images_grammars_and_adapters_run_on_it() -> None:
 @pytest.mark.timeout(600)
 def test_ranks_run_on_it() -> None:
     run_on_simulated_gpu(str(RANKS))
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["TestHandedOver", "TestSteps"])
+def test_recurrent_states_and_latent_mixtures_run_on_it(name: str) -> None:
+    run_on_simulated_gpu(f"{STATES}::{name}")
 
 
 @pytest.mark.more

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionLayer
 
@@ -21,6 +20,7 @@ from actors.model.attention.probe import KVGeometry
 from actors.model.cache.kv_groups import RecurrentState, StatePart
 from actors.model.errors import UnsupportedModel
 from actors.model.states.state_memory import StateMemory
+from actors.model.uploads import upload
 
 _CONV, _RECURRENT = "conv", "recurrent"
 _ONLY: Final = 0
@@ -92,10 +92,6 @@ class _Decoding:
     tokens: Tensor
     slots: Tensor
 
-    @classmethod
-    def of(cls, slots: np.ndarray, tokens: np.ndarray, device: torch.device) -> _Decoding:
-        return cls(torch.from_numpy(tokens).to(device), torch.from_numpy(slots).to(device))
-
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
@@ -116,16 +112,17 @@ class BatchStates:
         assert shape.state_blocks is not None, "every request of a recurrent model has a slot"
         self._memory = memory
         is_decode = (shape.query_lens == 1) & (shape.num_computed > 0)
-        decoding = np.flatnonzero(is_decode)
+        decoding, chunks = np.flatnonzero(is_decode), np.flatnonzero(~is_decode)
         slots, starts = shape.state_blocks, shape.query_starts
-        self._decoding = _Decoding.of(slots[decoding], starts[decoding], memory.device) if len(decoding) else None
+        tokens, decoding_slots, chunk_slots = upload([starts[decoding], slots[decoding], slots[chunks]], memory.device)
+        self._decoding = _Decoding(tokens, decoding_slots) if len(decoding) else None
         self._chunks = [
             _Chunk(
                 slice(int(starts[request]), int(starts[request + 1])),
-                torch.from_numpy(slots[request : request + 1]).to(memory.device),
+                chunk_slots[index : index + 1],
                 is_first=not shape.num_computed[request],
             )
-            for request in np.flatnonzero(~is_decode).tolist()
+            for index, request in enumerate(chunks.tolist())
         ]
 
     def run(self, layer: int, hidden_states: Tensor, module: RunModule) -> Tensor:
