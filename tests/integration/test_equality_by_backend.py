@@ -24,7 +24,7 @@ pytestmark = [*NEEDS_VLLM_CPU, pytest.mark.timeout(600)]
                 ("tests/actors/test_prompt_embeds.py", ""),
                 ("tests/actors/test_structured_output.py", ""),
                 ("tests/actors/test_draft_model.py", ""),
-                ("tests/actors/test_multi_rank_engine.py", "steps_may_overlap or drafts"),
+                ("tests/actors/test_multi_rank_engine.py", "not process and not stalls"),  # which start processes
                 ("tests/integration/test_stores.py", ""),
                 ("tests/integration/test_migration.py", ""),
             )
