@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import reprlib
+from collections import OrderedDict
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -18,7 +21,7 @@ from cluster.settings.input_limits import InputLimits
 
 _MAX_PROBLEMS: Final = 8
 _MAX_REMEMBERED_SCHEMAS: Final = 64
-"""The number of schemas whose problems are cached, by texts of at most max_grammar_chars each."""
+"""The number of schemas whose problems are cached, by the hashes of their texts."""
 
 
 def check_structured_output(
@@ -62,13 +65,41 @@ def refused_by_compiler(params: StructuredOutputParams, reason: str) -> InvalidR
 
 
 def _check_schema(field: str, text: str, max_depth: int, violations: Violations) -> None:
-    for problem in _schema_problems(text, max_depth):
+    for problem in _remembered().problems(text, max_depth):
         violations.add(field, reprlib.repr(text), problem)
 
 
-@functools.lru_cache(maxsize=_MAX_REMEMBERED_SCHEMAS)
+class RememberedSchemas:
+    """Remembers the problems of the schemas that were used last, because many requests have the same schema.
+
+    It keeps the hash of a schema's text, not the text: 64 texts of clients may have 16 MiB.
+    """
+
+    def __init__(self, find: Callable[[str, int], tuple[str, ...]], max_schemas: int) -> None:
+        """find: finds the problems of a schema's text with a maximum depth; max_schemas: how many are remembered"""
+        self._find = find
+        self._max_schemas = max_schemas
+        self._problems: OrderedDict[tuple[bytes, int], tuple[str, ...]] = OrderedDict()
+
+    def problems(self, text: str, max_depth: int) -> tuple[str, ...]:
+        """Return the problems of a schema."""
+        key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest(), max_depth
+        problems = self._problems.pop(key, None)
+        if problems is None:
+            problems = self._find(text, max_depth)
+        self._problems[key] = problems
+        if len(self._problems) > self._max_schemas:
+            self._problems.popitem(last=False)
+        return problems
+
+
+@functools.cache
+def _remembered() -> RememberedSchemas:
+    """Return what all ingresses of this process share."""
+    return RememberedSchemas(_schema_problems, _MAX_REMEMBERED_SCHEMAS)
+
+
 def _schema_problems(text: str, max_depth: int) -> tuple[str, ...]:
-    """Return the problems of a schema. They are cached, because many requests have the same schema."""
     try:
         schema: JSON = json.loads(text, parse_constant=_refuse_constant)
         if not isinstance(schema, dict):

@@ -33,7 +33,7 @@ class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
 
     async def Embed(self, request: embed_pb2.EmbedRequest, context: _Context) -> embed_pb2.EmbedResponse:  # noqa: N802
         """Return an embedding of each input."""
-        self._prepare(request)
+        await self._prepare(request)
         result = await self._serving.embed(await embed_request_from_proto(request, context.time_remaining()))
         return embed_result_to_proto(request.request_id, result)
 
@@ -41,18 +41,20 @@ class EmbedService(embed_pb2_grpc.EmbedServiceServicer):
         self, request: embed_pb2.ClassifyRequest, context: _Context
     ) -> embed_pb2.ClassifyResponse:
         """Return the scores of the classification head's classes for each input."""
-        self._prepare(request)
+        await self._prepare(request)
         result = await self._serving.classify(await classify_request_from_proto(request, context.time_remaining()))
         return classify_result_to_proto(request.request_id, result)
 
     async def Score(self, request: embed_pb2.ScoreRequest, context: _Context) -> embed_pb2.ScoreResponse:  # noqa: N802
         """Return for each document how well it answers the query."""
-        self._prepare(request)
+        await self._prepare(request)
         result = await self._serving.score(await score_request_from_proto(request, context.time_remaining()))
         return score_result_to_proto(request.request_id, result)
 
-    def _prepare(self, request: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest) -> None:
+    async def _prepare(
+        self, request: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest
+    ) -> None:
         processor = self._serving.newest_model().input_processor
-        check_vectors(request, processor.limits, processor.model.max_model_len)
+        await check_vectors(request, processor.limits, processor.model.max_model_len)
         if not request.request_id:
             request.request_id = uuid.uuid4().hex

@@ -61,7 +61,7 @@ class GenerateService(ExplainService):
             request.request_id = uuid.uuid4().hex
         request_id = request.request_id
         processor = self._serving.newest_model().input_processor
-        check_generate(request, processor.limits, processor.model.max_model_len)
+        await check_generate(request, processor.limits, processor.model.max_model_len)
         generate_request = await request_from_proto(request_id, request, context.time_remaining())
         # Closing the generator aborts the request: the garbage collector would do so too late.
         async with aclosing(self._serving.generate(generate_request)) as chunks:
@@ -76,7 +76,7 @@ class GenerateService(ExplainService):
             request.each.request_id = uuid.uuid4().hex
         request_id = request.each.request_id
         processor = self._serving.newest_model().input_processor
-        check_batch(request, processor.limits, processor.model.max_model_len)
+        await check_batch(request, processor.limits, processor.model.max_model_len)
         batch = await batch_from_proto(request_id, request, context.time_remaining())
         async with aclosing(self._serving.generate_many(batch)) as samples:
             async for sample in samples:

@@ -6,6 +6,7 @@ which the event loop serves no other stream.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,53 +20,61 @@ MAX_TOKENS: Final = 262_144
 """The most tokens of one prompt, or the model's context if that is longer."""
 _MAX_CHATS: Final = 5
 """How many conversations of the maximum length one call may have in all."""
+_SLICE_MESSAGES: Final = 4000
+"""The messages whose parts are counted before the event loop gets a turn, which takes 3 ms."""
 
 _Prompt = generate_pb2.GenerateRequest | generate_pb2.Prompt | model_pb2.TokenizeRequest
 
 
-def check_generate(message: generate_pb2.GenerateRequest, limits: InputLimits, max_model_len: int) -> None:
+async def check_generate(message: generate_pb2.GenerateRequest, limits: InputLimits, max_model_len: int) -> None:
     """Check a request for text. Raises InvalidRequest. max_model_len: the model's context, in tokens"""
-    _check_chats([message], limits, "chat", limits.max_chat_messages)
+    await _check_chats([message], limits, "chat", limits.max_chat_messages)
     _require(len(message.images), MAX_IMAGES, "images", "images")
     _check_tokens([message], "token_ids", max_model_len)
     _require(len(message.output_token_ids), max(max_model_len, MAX_TOKENS), "output_token_ids", "tokens")
     _require(len(message.sampling_params.choice.choices), limits.max_choices, "sampling_params.choice", "texts")
 
 
-def check_batch(message: generate_pb2.GenerateBatchRequest, limits: InputLimits, max_model_len: int) -> None:
+async def check_batch(message: generate_pb2.GenerateBatchRequest, limits: InputLimits, max_model_len: int) -> None:
     """Check a batch. Raises InvalidRequest. max_model_len: the model's context, in tokens"""
-    check_generate(message.each, limits, max_model_len)
+    await check_generate(message.each, limits, max_model_len)
     _require(len(message.prompts), limits.max_samples_per_call, "prompts", "samples")
-    _check_chats(message.prompts, limits, "prompts", _MAX_CHATS * limits.max_chat_messages)
+    await _check_chats(message.prompts, limits, "prompts", _MAX_CHATS * limits.max_chat_messages)
     _check_tokens(message.prompts, "prompts", max_model_len)
 
 
-def check_vectors(
+async def check_vectors(
     message: embed_pb2.EmbedRequest | embed_pb2.ClassifyRequest | embed_pb2.ScoreRequest,
     limits: InputLimits,
     max_model_len: int,
 ) -> None:
     """Check a request for vectors. Raises InvalidRequest. max_model_len: the model's context, in tokens"""
     if isinstance(message, embed_pb2.ScoreRequest):
-        _check_chats([message.query], limits, "query", limits.max_chat_messages)
+        await _check_chats([message.query], limits, "query", limits.max_chat_messages)
         _check_tokens([message.query], "query", max_model_len)
         name, prompts = "documents", message.documents
     else:
         name, prompts = "inputs", message.inputs
     _require(len(prompts), limits.max_inputs, name, "of them")
-    _check_chats(prompts, limits, name, _MAX_CHATS * limits.max_chat_messages)
+    await _check_chats(prompts, limits, name, _MAX_CHATS * limits.max_chat_messages)
     _check_tokens(prompts, name, max_model_len)
 
 
-def check_tokenize(message: model_pb2.TokenizeRequest, limits: InputLimits) -> None:
+async def check_tokenize(message: model_pb2.TokenizeRequest, limits: InputLimits) -> None:
     """Check a request for tokens. Raises InvalidRequest."""
-    _check_chats([message], limits, "chat", limits.max_chat_messages)
+    await _check_chats([message], limits, "chat", limits.max_chat_messages)
 
 
-def _check_chats(prompts: Sequence[_Prompt], limits: InputLimits, field: str, most: int) -> None:
+async def _check_chats(prompts: Sequence[_Prompt], limits: InputLimits, field: str, most: int) -> None:
     num_messages = sum(len(prompt.chat.messages) for prompt in prompts)
     _require(num_messages, most, field, "messages")
-    num_parts = sum(len(turn.parts) for prompt in prompts for turn in prompt.chat.messages)
+    num_parts = num_read = 0
+    for prompt in prompts:
+        for turn in prompt.chat.messages:
+            num_parts += len(turn.parts)
+            num_read += 1
+            if num_read % _SLICE_MESSAGES == 0:
+                await asyncio.sleep(0)
     _require(num_parts, most, field, "parts of messages")
 
 

@@ -48,7 +48,7 @@ class ModelService(model_pb2_grpc.ModelServiceServicer):
         del context
         current_caller().allowance.take_request()
         input_processor = self._input_processor(request.model)
-        check_tokenize(request, input_processor.limits)
+        await check_tokenize(request, input_processor.limits)
         prompt = await prompt_from_proto(request)
         if prompt is None:
             raise InvalidRequest(FieldViolation("prompt", "missing", "one of text and chat"))

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
 from cluster.api.grpc.sender_turns import SenderTurns
-from cluster.api.grpc.wire import MAX_UNCOUNTED_BYTES, check_entries
+from cluster.api.grpc.wire import MAX_UNCOUNTED_BYTES, decode_in_slices, refusal_of_undecodable
 from cluster.errors import FieldViolation, InvalidRequest
 
 MAX_AT_ONCE: Final = 8
@@ -53,10 +53,11 @@ class Receiving:
             data = await self._read(context)
             if data is None:
                 raise _refusal("missing", "a message of the method's type")
-            await check_entries(descriptor, data)
-            message = _decoded(data, decode)
-            if len(data) > MAX_UNCOUNTED_BYTES:
-                await asyncio.sleep(0)  # Other calls get a turn before the message is processed.
+            if len(data) <= MAX_UNCOUNTED_BYTES:
+                return _decoded(data, decode)
+            await asyncio.sleep(0)  # gRPC has copied the message: other calls get a turn before it is decoded,
+            message = await decode_in_slices(descriptor, data)
+            await asyncio.sleep(0)  # and before it is processed.
             return message
 
     async def receive_small(self, sender: str, context: _Context, decode: Decode) -> Any:
@@ -90,7 +91,7 @@ def _decoded(data: bytes, decode: Decode) -> Any:
     try:
         return decode(data)
     except DecodeError as error:
-        raise _refusal(f"{len(data)} bytes", f"a message of the method's type, UTF-8 ({error})") from error
+        raise refusal_of_undecodable(len(data), error) from error
 
 
 def _refusal(shown: str, allowed: str) -> InvalidRequest:

@@ -48,6 +48,8 @@ _FINISH_REASONS: Final = {
 
 _SLICE_BYTES: Final = 65_536
 """The size of the prompts that are read before the event loop gets a turn."""
+_OBJECT_BYTES: Final = 64
+"""The size that a message of a conversation, or a part of one, counts beside its text: its object takes that long."""
 _SLICE_TOKENS: Final = 65_536
 """The number of tokens that are read before the event loop gets a turn; this takes 3 ms."""
 
@@ -95,20 +97,17 @@ def response_to_proto(request_id: str, chunk: GenerateChunk) -> generate_pb2.Gen
 
 async def prompt_from_proto(
     message: generate_pb2.GenerateRequest | generate_pb2.Prompt | model_pb2.TokenizeRequest,
+    pace: Pace | None = None,
 ) -> Prompt | None:
-    """Read a prompt; None if there is none."""
+    """Read a prompt; None if there is none. pace: of all prompts that are read one after the other"""
+    pace = pace or Pace()
     match message.WhichOneof("prompt"):
         case "text":
             return TextPrompt(message.text)
         case "token_ids" if not isinstance(message, model_pb2.TokenizeRequest):
             return TokenPrompt(await token_ids_from_proto(message.token_ids.ids))
         case "chat":
-            return ChatPrompt(
-                [
-                    ChatMessage(turn.role, turn.content, parts=tuple(_part(part) for part in turn.parts))
-                    for turn in message.chat.messages
-                ]
-            )
+            return ChatPrompt([await _chat_message(turn, pace) for turn in message.chat.messages])
         case "prompt_embeds" if not isinstance(message, model_pb2.TokenizeRequest):
             embeds = message.prompt_embeds
             dtype = _EMBEDS_DTYPES.get(embeds.dtype, str(embeds.dtype))
@@ -129,14 +128,40 @@ async def token_ids_from_proto(message: Sequence[int]) -> list[int]:
 
 async def prompts_from_proto(messages: Iterable[generate_pb2.Prompt]) -> list[Prompt | None]:
     """Read many prompts, in slices between which the event loop runs. They can have millions of tokens together."""
-    prompts, num_bytes = [], 0
+    prompts, pace = [], Pace()
     for message in messages:
-        prompts.append(await prompt_from_proto(message))
-        num_bytes += message.ByteSize()
-        if num_bytes > _SLICE_BYTES:
-            num_bytes = 0
+        prompts.append(await prompt_from_proto(message, pace))
+        # The messages of a conversation were counted one by one.
+        if message.WhichOneof("prompt") != "chat" and pace.count(message.ByteSize()):
             await asyncio.sleep(0)
     return prompts
+
+
+class Pace:
+    """Counts what was read of a call's prompts since the event loop last had a turn."""
+
+    def __init__(self) -> None:
+        self._num_bytes = 0
+
+    def count(self, num_bytes: int) -> bool:
+        """Count more bytes; returns whether the event loop should get a turn now, from which the count begins anew."""
+        self._num_bytes += num_bytes
+        if self._num_bytes <= _SLICE_BYTES:
+            return False
+        self._num_bytes = 0
+        return True
+
+
+async def _chat_message(message: generate_pb2.ChatMessage, pace: Pace) -> ChatMessage:
+    parts: list[str | ImageInput] = []
+    for part in message.parts:
+        parts.append(_part(part))
+        if pace.count(_OBJECT_BYTES + part.ByteSize()):
+            await asyncio.sleep(0)
+    content = message.content
+    if pace.count(_OBJECT_BYTES + len(content)):
+        await asyncio.sleep(0)
+    return ChatMessage(message.role, content, parts=tuple(parts))
 
 
 def _part(message: generate_pb2.ContentPart) -> str | ImageInput:
