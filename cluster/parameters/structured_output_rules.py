@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import reprlib
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
@@ -52,6 +53,11 @@ def check_structured_output(
             violations.require(params.value != "", field, params.value, "at least one character")
 
 
+def remember_schema(text: str, limits: InputLimits) -> None:
+    """Find the problems of a schema, so that check_structured_output() does not have to. Any thread may do it."""
+    _remembered().problems(text, limits.max_schema_depth)
+
+
 def field_of(params: StructuredOutputParams) -> str:
     """Return the name of the request's field that asks for a form."""
     return f"sampling_params.{params.kind}"
@@ -72,24 +78,28 @@ def _check_schema(field: str, text: str, max_depth: int, violations: Violations)
 class RememberedSchemas:
     """Remembers the problems of the schemas that were used last, because many requests have the same schema.
 
-    It keeps the hash of a schema's text, not the text: 64 texts of clients may have 16 MiB.
+    It keeps the hash of a schema's text, not the text: 64 texts of clients may have 16 MiB. Several threads may use it.
     """
 
     def __init__(self, find: Callable[[str, int], tuple[str, ...]], max_schemas: int) -> None:
         """find: finds the problems of a schema's text with a maximum depth; max_schemas: how many are remembered"""
         self._find = find
         self._max_schemas = max_schemas
+        self._lock = threading.Lock()
         self._problems: OrderedDict[tuple[bytes, int], tuple[str, ...]] = OrderedDict()
 
     def problems(self, text: str, max_depth: int) -> tuple[str, ...]:
         """Return the problems of a schema."""
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest(), max_depth
-        problems = self._problems.pop(key, None)
+        with self._lock:
+            problems = self._problems.get(key)
         if problems is None:
             problems = self._find(text, max_depth)
-        self._problems[key] = problems
-        if len(self._problems) > self._max_schemas:
-            self._problems.popitem(last=False)
+        with self._lock:
+            self._problems[key] = problems
+            self._problems.move_to_end(key)
+            if len(self._problems) > self._max_schemas:
+                self._problems.popitem(last=False)
         return problems
 
 

@@ -21,6 +21,7 @@ from cluster.images.prompt_images import PlacedImages, PromptImages
 from cluster.parameters.generation import ChatPrompt, EmbedsPrompt, GenerateRequest, Prompt, TextPrompt, TokenPrompt
 from cluster.parameters.sampling_options import SamplingOptions
 from cluster.parameters.sampling_rules import Violations, resolve_sampling
+from cluster.parameters.structured_output_rules import remember_schema
 from cluster.settings.input_limits import InputLimits
 from cluster.text.adapters import AdapterDirectory
 from cluster.text.bad_words import TokenSequences, check_something_is_left, tokenize_bad_words
@@ -36,6 +37,8 @@ _MAX_DETOKENIZED: Final = 262_144
 """The most tokens to detokenize in one call, or the context's tokens if these are more."""
 _MANY_TOKENS: Final = 32_768
 _MANY_MESSAGES: Final = 1000
+_MAX_SCHEMA_CHARS_ON_EVENT_LOOP: Final = 2048
+"""The longest JSON schema that is checked on the event loop, which takes up to 5 ms; the longest of all takes 40 ms."""
 
 
 class InputProcessor:
@@ -79,6 +82,7 @@ class InputProcessor:
             raise EngineFailed(request.request_id, reason, num_new_tokens=0, can_resume=False)
         await _let_others_go_on(request)
         self.check_model(request.model, request.caller)
+        await _check_long_schema(request.sampling, self.limits)
         self.rules.check_before_tokenizing(request, None if self.images is None else self.images.config)
         await _let_others_go_on(request)
         max_chars = MAX_CHARS_ALONE if is_alone else MAX_CHARS_ON_EVENT_LOOP
@@ -236,6 +240,16 @@ async def _let_others_go_on(request: GenerateRequest) -> None:
             is_long = len(request.output_token_ids) > _MANY_TOKENS
     if is_long:
         await asyncio.sleep(0)
+
+
+async def _check_long_schema(options: SamplingOptions, limits: InputLimits) -> None:
+    """Find the problems of a long JSON schema on a thread; the request's rules then know them."""
+    params = options.structured_output
+    if params is None or params.kind != "json_schema" or len(params.value) > limits.max_grammar_chars:
+        return
+    text = params.value
+    if len(text) > _MAX_SCHEMA_CHARS_ON_EVENT_LOOP:
+        await off_event_loop(len(text), lambda: remember_schema(text, limits), _MAX_SCHEMA_CHARS_ON_EVENT_LOOP)
 
 
 async def _read_embeds(prompt: Prompt | None, model_dtype: str) -> PromptEmbeds | None:
