@@ -17,7 +17,7 @@ import msgspec
 from actors.costs.step_cost_model import CostOrigin, StepCostModel
 from actors.costs.step_shape import FEATURES
 
-SCHEMA: Final = "raypd-step-cost/1"
+SCHEMA: Final = "raypd-step-cost/2"
 """The name and the version of the file's form. Another meaning of any field is another version."""
 _MAX_BYTES: Final = 1 << 16
 _UNFINISHED_S: Final = 3600.0

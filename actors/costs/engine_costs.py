@@ -28,7 +28,7 @@ class EngineCosts:
         self._updated_at_s = 0.0 if prior is None else prior.updated_at_s
         self._known: set[tuple[int, int]] = set()
         self._num_warm_up_steps = 0
-        self._newest: StepCostModel | None = None
+        self._lasting: StepCostModel | None = None
         self._keeper: CostKeeper | None = None
 
     def observe(self, shape: StepShape, seconds: float) -> None:
@@ -50,13 +50,14 @@ class EngineCosts:
         """Return the model that fits all steps so far."""
         is_own = self._fit.num_own_steps - self._num_warm_up_steps >= MIN_SURE_STEPS
         origin = CostOrigin.OWN_STEPS if is_own else self._origin
-        self._newest = replace(self._fit.model(), origin=origin, updated_at_s=self._updated_at_s)
-        return self._newest
+        if self._keeper is not None:
+            self._lasting = replace(self._fit.lasting_model(), origin=origin, updated_at_s=self._updated_at_s)
+        return replace(self._fit.model(), origin=origin, updated_at_s=self._updated_at_s)
 
     def keep(self, keeper: CostKeeper) -> None:
-        """Let the keeper save every model that model() has returned, until close()."""
+        """Let the keeper save what lasts of every model that model() returns, until close()."""
         self._keeper = keeper
-        keeper.start(lambda: self._newest)
+        keeper.start(lambda: self._lasting)
 
     def close(self) -> None:
         """Save the newest model."""

@@ -35,6 +35,10 @@ _MIN_STEPS_OF_BUCKET: Final = 8.0
 """Steps of a size with which later ones are compared."""
 _NUM_STEPS_BESIDE_PRIOR: Final = 128
 """A kind with fewer own steps has those of a new size compared with the prior: is this machine as quick?"""
+_MAX_FOLLOWED: Final = 3.0
+"""Drifts that other sizes of its kind show change a bucket by no more than this factor, up or down, until it gets steps
+of its own. Drifts are noticed when they come at once, and not where steps become quicker little by little: without a
+limit the factors multiply (docs/decisions/0051)."""
 _NUM_NEWEST: Final = 16
 """The newest errors, whose median tells how far a kind of steps has drifted."""
 _NUM_KEPT_ERRORS: Final = 128
@@ -72,11 +76,18 @@ _PRIOR_SHAPES: Final = (
 
 @dataclass(slots=True)
 class _Bucket:
-    """num_steps: the sum of the weights of the steps in the sums"""
+    """num_steps: the sum of the weights of the steps in the sums
+
+    is_prior: whether the bucket has predictions of a prior only, and no steps
+    followed: the factor by which these steps would take longer now than they took: for a prior's predictions as much
+              longer as the engine's steps take than it says, else by the drifts of other sizes
+    """
 
     gram: Floats = field(default_factory=lambda: np.zeros((NUM_FEATURES, NUM_FEATURES)))
     moment: Floats = field(default_factory=lambda: np.zeros(NUM_FEATURES))
     num_steps: float = 0.0
+    is_prior: bool = True
+    followed: float = 1.0
 
     def add(self, inputs: Floats, weights: Floats) -> None:
         """Add steps, the oldest first. inputs: [n, NUM_FEATURES], features / seconds; weights: [n]"""
@@ -84,7 +95,21 @@ class _Bucket:
         all_kept = _KEPT ** len(weights)
         self.gram = all_kept * self.gram + (kept[:, None] * inputs).T @ inputs
         self.moment = all_kept * self.moment + kept @ inputs
-        self.num_steps = all_kept * self.num_steps + float(kept.sum())
+        before = all_kept * self.num_steps
+        self.num_steps = before + float(kept.sum())
+        if self.num_steps > 0:
+            # The new steps need no factor.
+            self.followed **= before / self.num_steps
+
+    def follow(self, factor: float) -> None:
+        """Believe that the steps would take `factor` times as long now, within _MAX_FOLLOWED of what they took."""
+        self.follow_to(min(max(self.followed * factor, 1 / _MAX_FOLLOWED), _MAX_FOLLOWED))
+
+    def follow_to(self, followed: float) -> None:
+        """Believe that the steps would take `followed` times as long as they took."""
+        factor, self.followed = followed / self.followed, followed
+        self.gram /= factor**2
+        self.moment /= factor
 
     def misfit(self, coefficients: Floats) -> float | None:
         """Return predicted / measured, on average over the steps of the bucket; None if these are too few to tell."""
@@ -149,8 +174,8 @@ class _Kind:
         self.mean_log = 0.0
         self.changes.clear()
         for bucket in self.buckets.values():
-            bucket.gram /= factor**2
-            bucket.moment /= factor
+            if not bucket.is_prior:
+                bucket.follow(factor)
 
 
 class StepCostFit:
@@ -163,6 +188,7 @@ class StepCostFit:
         self._model: StepCostModel | None = None
         self._num_drifts = 0
         self._coefficients = np.zeros(NUM_FEATURES)
+        self._prior: Floats | None = None
         if prior is not None:
             self._believe(prior)
 
@@ -185,9 +211,16 @@ class StepCostFit:
         if self._model is None:
             self._take_in()
             residuals = tuple(kind.residuals() for kind in self._kinds)
-            coefficients = tuple(float(one) for one in self._coefficients)
-            self._model = StepCostModel(coefficients, residuals, self._num_drifts)
+            self._model = StepCostModel(_to_tuple(self._coefficients), residuals, self._num_drifts)
         return self._model
+
+    def lasting_model(self) -> StepCostModel:
+        """Return the model for later fits to begin with: sizes that are no longer run are as they were measured.
+
+        model() has them changed by the drifts of others. From one fit to the next these changes would add up.
+        """
+        model = self.model()
+        return replace(model, coefficients=_to_tuple(self._solved(lasts=True)))
 
     @property
     def _num_steps(self) -> int:
@@ -195,7 +228,7 @@ class StepCostFit:
 
     def _believe(self, prior: StepCostModel) -> None:
         """Take in the prior's predictions as if they were steps, which own steps of the same bucket soon outweigh."""
-        self._coefficients = np.asarray(prior.coefficients)
+        self._prior = self._coefficients = np.asarray(prior.coefficients)
         for kind in self._kinds:
             kind.earlier = next((one for one in prior.residuals if one.kind == kind.name), None)
         features = features_of_shapes(list(_PRIOR_SHAPES))
@@ -226,25 +259,56 @@ class StepCostFit:
         for kind in self._kinds:
             if (factor := kind.drift()) is not None:
                 self._num_drifts += 1
-                for one in self._kinds:
-                    # What is only known from a prior was measured on another machine, or before the change.
-                    if one is kind or not one.num_steps:
-                        one.follow(factor)
+                kind.follow(factor)
         for indices in members.values():
             bucket = self._bucket_of(shapes[indices[0]])
+            if bucket.is_prior:
+                bucket.is_prior, bucket.followed = False, 1.0
             bucket.add(features[indices] / seconds[indices, None], weights[indices])
-        self._solve()
+        self._follow_prior()
+        self._coefficients = self._solved()
 
-    def _solve(self) -> None:
+    def _follow_prior(self) -> None:
+        """Believe that what is only known from the prior takes longer by as much as the engine's own steps do.
+
+        The prior was measured on another machine, or at another time. The factor is one to the prior itself: it goes up
+        and down with the engine's speed, and errors of it do not add up. It is that of the sums to which the
+        coefficients are fitted, so that a model that is saved and becomes a prior has both at one speed.
+        """
+        if self._prior is None:
+            return
         buckets = [bucket for kind in self._kinds for bucket in kind.buckets.values()]
-        gram = np.sum([bucket.gram for bucket in buckets], axis=0)
-        moment = np.sum([bucket.moment for bucket in buckets], axis=0)
+        own = [bucket for bucket in buckets if not bucket.is_prior]
+        if sum(one.num_steps for one in own) < _MIN_STEPS_OF_BUCKET:
+            return
+        # The factor c that minimises the sum of (c * x - 1)^2, as the coefficients do: x is predicted / measured.
+        sums = sum(float(self._prior @ one.moment) for one in own)
+        squares = sum(float(self._prior @ one.gram @ self._prior) for one in own)
+        if sums <= 0 or squares <= 0:
+            return
+        for bucket in buckets:
+            if bucket.is_prior:
+                bucket.follow_to(sums / squares)
+
+    def _solved(self, *, lasts: bool = False) -> Floats:
+        """Return the coefficients that fit all buckets. lasts: what they followed is undone"""
+        buckets = [bucket for kind in self._kinds for bucket in kind.buckets.values()]
+        coefficients = np.zeros(NUM_FEATURES)
+        if not buckets:
+            return coefficients
+        undone = [bucket.followed if lasts and not bucket.is_prior else 1.0 for bucket in buckets]
+        gram = np.sum([factor**2 * bucket.gram for factor, bucket in zip(undone, buckets, strict=True)], axis=0)
+        moment = np.sum([factor * bucket.moment for factor, bucket in zip(undone, buckets, strict=True)], axis=0)
         # Features differ by powers of ten: solve for coefficients of features whose sums of squares are 1.
         scale = np.sqrt(np.diagonal(gram))
         seen = np.flatnonzero(scale)
         scaled = gram[np.ix_(seen, seen)] / np.outer(scale[seen], scale[seen]) + np.diag(_RIDGE[seen])
-        self._coefficients = np.zeros(NUM_FEATURES)
-        self._coefficients[seen] = solve_nonnegative(scaled, moment[seen] / scale[seen]) / scale[seen]
+        coefficients[seen] = solve_nonnegative(scaled, moment[seen] / scale[seen]) / scale[seen]
+        return coefficients
+
+
+def _to_tuple(coefficients: Floats) -> tuple[float, ...]:
+    return tuple(float(one) for one in coefficients)
 
 
 def bucket_key(shape: StepShape) -> tuple[int, int]:

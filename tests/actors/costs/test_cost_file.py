@@ -57,7 +57,7 @@ def test_a_foreign_old_or_broken_file_is_refused_by_name(tmp_path: Path, changes
     assert reason in str(refused.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{" * 1000, b" " * 100_000, b'{"schema": "raypd-step-cost/1"}'])
+@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"{" * 1000, b" " * 100_000, b'{"schema": "raypd-step-cost/2"}'])
 def test_other_files_are_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "cost.json").write_bytes(data)
     with pytest.raises(CostFileRefused, match=r"cost\.json"):

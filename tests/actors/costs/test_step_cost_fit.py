@@ -61,6 +61,36 @@ def test_a_change_of_speed_is_noticed_and_followed(factor: float) -> None:
     assert worst_error(model, DECODES, factor) < 0.08
 
 
+def test_drifts_of_decode_steps_do_not_add_up_in_prefill_that_is_never_run() -> None:
+    # Steps become slow at once, which is noticed, and quick again bit by bit, which is not: all drifts go one way.
+    rng = random.Random(8)
+    donor = StepCostFit()
+    run(donor, DECODES + PREFILLS, 500, rng)
+    prior, num_drifts = donor.model(), 0
+    for _ in range(3):
+        fit = StepCostFit(prior)
+        for _ in range(10):
+            run(fit, DECODES, 100, rng)
+            run(fit, DECODES, 100, rng, factor=2.0)
+            for step in range(50):
+                run(fit, DECODES, 4, rng, factor=2.0 ** (1 - step / 50))
+        num_drifts += fit.model().num_drifts
+        # Engines that start later begin with what this one has saved.
+        prior = fit.lasting_model()
+        for model in (fit.model(), prior):
+            assert all(1 / 2 < model.seconds(shape) / true_seconds(shape) < 2 for shape in PREFILLS)
+    assert num_drifts > 20
+
+
+def test_what_is_only_known_from_a_prior_follows_the_speed_up_and_down() -> None:
+    donor, rng = StepCostFit(), random.Random(9)
+    run(donor, DECODES + PREFILLS, 500, rng)
+    fit = StepCostFit(donor.model())
+    for factor in (3.0, 0.5, 2.0, 1.0):
+        run(fit, DECODES, 1000, rng, factor)
+        assert worst_error(fit.model(), DECODES + PREFILLS, factor) < 0.1
+
+
 def test_sizes_that_the_model_cannot_fit_are_no_drift() -> None:
     # Between 1 and 15 decodes the features know no bend, and this engine has one: at 4.
     fit, rng = StepCostFit(), random.Random(5)
