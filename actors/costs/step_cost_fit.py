@@ -250,11 +250,14 @@ class StepCostFit:
         ratios = np.divide(seconds, predicted, out=np.ones_like(seconds), where=predicted > 0)
         weights = np.minimum(1.0, _MAX_WEIGHT_OF_ERROR / np.maximum(np.abs(ratios - 1), 1e-9))
         members: dict[tuple[int, int], list[int]] = {}
+        # A prediction that rests on hardly any step of its kind is a guess, and its error says nothing.
+        can_predict = [kind.earlier is not None or kind.num_steps >= _MIN_STEPS_OF_BUCKET for kind in self._kinds]
         for index, shape in enumerate(shapes):
             members.setdefault(bucket_key(shape), []).append(index)
-            kind = self._kinds[bucket_key(shape)[0]]
+            number = bucket_key(shape)[0]
+            kind = self._kinds[number]
             kind.num_steps += 1
-            if predicted[index] > 0:
+            if predicted[index] > 0 and can_predict[number]:
                 kind.note_error(float(ratios[index]), self._bucket_of(shape).misfit(self._coefficients))
         for kind in self._kinds:
             if (factor := kind.drift()) is not None:

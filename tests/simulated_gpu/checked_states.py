@@ -29,8 +29,8 @@ DEVICE = install()
 LATENT_MIXTURES: Final = ("deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "longcat_flash")
 RECURRENT_MIXTURES: Final = ("granite_4_hybrid", "nemotron_h", "qwen3_next", "qwen3_5_moe", "lfm2_moe")
 MIXTURES: Final = (*LATENT_MIXTURES, *RECURRENT_MIXTURES)
-REFUSED_IN_BFLOAT16: Final = ("mamba2", "nemotron_h", "zamba2")
-"""The check of each start refuses their small checkpoints in bfloat16, for how they round, on a CPU as well."""
+REFUSED_IN_BFLOAT16: Final = ("zamba2",)
+"""The check of each start refuses its small checkpoint in bfloat16, for how it rounds, on a CPU as well."""
 WAITS: Final = {"actors/model/sampling/transfers.py:wait", "actors/model/launched_step.py:result"}
 """A step waits for what the sampler has computed, or for its end if it samples nothing."""
 WAIT_OF_EXPERTS: Final = "aten::_grouped_mm"

@@ -61,7 +61,8 @@ def check_forward(forward: FlatForward, geometry: KVGeometry, *, vocab_size: int
     paged = _paged_logits(forward, geometry, sequences)
     stock = _stock_logits(forward, sequences)
     is_rounded = is_quantized(forward.model)
-    error, limit = relative_error(paged, stock, is_rounded=is_rounded), error_limit(paged.dtype, is_rounded=is_rounded)
+    error = relative_error(paged, stock, is_rounded=is_rounded)
+    limit = error_limit(forward.model.dtype, is_rounded=is_rounded)
     if not error <= limit:  # This comparison is false for a NaN, so a NaN fails the check.
         raise SelfCheckFailed(
             type(forward.model).__name__,
@@ -84,7 +85,10 @@ def draw_sequences(forward: FlatForward, vocab_size: int, num_tokens: int) -> Te
 
 
 def error_limit(dtype: torch.dtype, *, is_rounded: bool = False) -> float:
-    """Return the largest result of relative_error() that passes in this dtype, or in a model that rounds to 8 bits."""
+    """Return the largest result of relative_error() that passes in this dtype, or in a model that rounds to 8 bits.
+
+    dtype: of the model's weights; its logits may have another (Mamba 2 and Nemotron-H return float32 from bfloat16)
+    """
     return _MAX_ERROR_16_BITS if dtype.itemsize < 4 or is_rounded else _MAX_ERROR_FLOAT32
 
 

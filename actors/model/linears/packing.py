@@ -105,7 +105,7 @@ def pack_linears(forward: FlatForward, architecture: str) -> PackedLayers:
     with torch.inference_mode():
         is_rounded = is_quantized(forward.model)
         error = relative_error(_run(forward, architecture), outputs[0], is_rounded=is_rounded)
-        limit = error_limit(outputs[0].dtype, is_rounded=is_rounded)
+        limit = error_limit(forward.model.dtype, is_rounded=is_rounded)
     if not error <= limit:  # a NaN fails, too
         raise SelfCheckFailed(
             type(forward.model).__name__,

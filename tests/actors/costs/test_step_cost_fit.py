@@ -152,6 +152,18 @@ def test_a_model_that_predicts_badly_is_not_sure() -> None:
     assert not fit.model().is_sure
 
 
+def test_predictions_that_rest_on_no_step_of_their_kind_do_not_keep_a_model_unsure() -> None:
+    # A decode engine computes a few prompts at its start, for its canary, and then none.
+    fit, rng = StepCostFit(), random.Random(10)
+    for _ in range(16):
+        fit.observe(StepShape(4, 4, 4000), rng.uniform(1.0, 2.0))
+    run(fit, PREFILLS[:1], 3, rng)
+    run(fit, DECODES, 1000, rng)
+    assert fit.model().is_sure
+    run(fit, PREFILLS, 200, rng)
+    assert 0 < fit.model().residuals[1].sigma < 0.1
+
+
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.inf, math.nan])
 def test_durations_that_cannot_be_are_ignored(seconds: float) -> None:
     fit = StepCostFit()

@@ -52,7 +52,7 @@ def test_all_eos_tokens_of_the_generation_config_count(checkpoint: CheckpointOf,
     assert load(directory).eos_token_ids == (5, 7)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral", "gpt2", "mamba2", "nemotron_h"])
 def test_half_precision_passes_the_self_check(family: str, checkpoint: CheckpointOf) -> None:
     assert load(checkpoint(family), dtype="bfloat16").dtype == torch.bfloat16
 
