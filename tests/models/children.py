@@ -13,7 +13,7 @@ from typing import IO, Final
 
 from tests.models.trial import OUTCOME, Outcome
 
-LIMIT_S: Final = 120.0
+LIMIT_S: Final = 600.0
 """Seconds that one trial may take, the start of its process included."""
 NUM_CHILDREN: Final = 2
 COMMAND: Final = (sys.executable, "-m", "tests.models.trial")

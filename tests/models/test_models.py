@@ -33,7 +33,7 @@ def test_the_page_ends_with_the_sizes_of_published_models() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_page_says_the_truth_about_all() -> None:
     assert PAGE.read_text(encoding="utf-8").endswith(render(try_all(MODEL_TYPES))), "run `make models`"
 
