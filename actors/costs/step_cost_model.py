@@ -17,9 +17,11 @@ _UnixTime = Annotated[float, Meta(ge=0.0, le=1e12)]
 _Kind = Annotated[str, Meta(max_length=16)]
 _Seconds = Annotated[float, Meta(ge=0.0, le=1e6)]
 _Error = Annotated[float, Meta(ge=-1.0, le=1e6)]
+MIN_STEPS_OF_KIND: Final = 32
+"""An engine knows a kind of steps once it has run this many of them. Errors before that are those of guesses."""
 MIN_SURE_STEPS: Final = 64
 MAX_SURE_ERROR: Final = 0.3
-"""A model is sure once it has seen this many steps, and its median error in the kinds it has seen is at most this."""
+"""A model is sure once it has seen this many steps, and its median error in the kinds it knows is at most this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ class StepCostModel:
 
     @property
     def is_sure(self) -> bool:
-        """Whether decisions may rest on the model: it has seen enough steps, and predicts those that it has seen."""
-        seen = [residuals for residuals in self.residuals if residuals.num_steps]
+        """Whether decisions may rest on the model: it has seen enough steps, and predicts the kinds that it knows."""
+        seen = [residuals for residuals in self.residuals if residuals.num_steps >= MIN_STEPS_OF_KIND]
         return self.num_steps >= MIN_SURE_STEPS and all(one.median_size <= MAX_SURE_ERROR for one in seen)
 
     def seconds(self, shape: StepShape) -> float:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
-from actors.costs.step_cost_model import KINDS, StepCostModel
+from actors.costs.step_cost_model import KINDS, MIN_STEPS_OF_KIND, StepCostModel
 from cluster.planning.engine_work import EngineSpeed
 from cluster.planning.fleet_change import FleetChange, PlannedEngine
 from cluster.reconciling.engine_slots import EngineState, Slot
 from cluster.reconciling.reconciler import scaled_slots
-from cluster.routing.costs.step_prediction import MIN_STEPS_OF_KIND, StepFamily, StepPrediction
+from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.load_book import DEFAULT_BATCHED_TOKENS, DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S
 

@@ -93,7 +93,7 @@ class CostRouter:
         self._pairs.count_lookup(cached)
         facts = self._facts(request)
         draw = xxhash.xxh3_64_intdigest(request.request_id.encode())
-        placements = list(self._placements(request, fleet, facts, cached, draw))
+        placements = list(self._placements(request, facts, _compare(fleet, facts, cached, draw)))
         chosen, reason = draw_placement(placements, draw)
         self._newest = request.request_id, facts, chosen.decode, chosen.prompt
         reasons = LateDecision(lambda: describe(request, reason, facts, chosen, placements))
@@ -156,11 +156,13 @@ class CostRouter:
         if any(self._book.work_of(engine.descriptor).prediction is None for engine in _engines(route)):
             return plain
         cached, facts = self._pairs.find_cached(request), self._facts(request)
-        chosen = self._placement_of(request, fleet, facts, cached, route)
+        compared = [Compared(fleet, group, facts, cached) for group in fleet.groups]
+        if fleet.is_sure:
+            compared = _compare(fleet, facts, cached, xxhash.xxh3_64_intdigest(request.request_id.encode()))
+        chosen = self._placement_of(request, fleet, facts, compared, route)
         placements = [chosen]
         if fleet.is_sure:
-            draw = xxhash.xxh3_64_intdigest(request.request_id.encode())
-            others = self._placements(request, fleet, facts, cached, draw)
+            others = self._placements(request, facts, compared)
             placements += [one for one in others if (one.prefill, one.decode) != (chosen.prefill, chosen.decode)]
         described = describe(request, reason, facts, chosen, placements, mode=self._mode)
         # Without the costs of all engines it is not known which one would be the best.
@@ -171,14 +173,15 @@ class CostRouter:
         request: EngineCoreRequest,
         fleet: Fleet[EngineT],
         facts: RequestFacts,
-        cached: CachedPrefix,
+        compared: Sequence[Compared[EngineT]],
         route: Route[EngineT],
     ) -> Placement[EngineT]:
         """Return a route with its cost."""
+        by_group = {id(one.group): one for one in compared}
         computing, number = fleet.positions[(route.prefill or route.decode).descriptor.key]
-        prompt = Compared(fleet, computing, facts, cached).prompt(number)
+        prompt = by_group[id(computing)].prompt(number)
         group, index = fleet.positions[route.decode.descriptor.key]
-        decoding = Compared(fleet, group, facts, cached).decoding(index, prompt.ends_in_s)
+        decoding = by_group[id(group)].decoding(index, prompt.ends_in_s)
         adapter_s = self._adapter_s(request, prompt, *_engines(route))
         total = alone_total if route.prefill is None else pair_total
         total_s = total(facts, prompt, decoding, adapter_s)
@@ -209,18 +212,12 @@ class CostRouter:
         return cast(Fleet[EngineT], self._fleet)
 
     def _placements(
-        self,
-        request: EngineCoreRequest,
-        fleet: Fleet[EngineT],
-        facts: RequestFacts,
-        cached: CachedPrefix,
-        draw: int,
+        self, request: EngineCoreRequest, facts: RequestFacts, compared: Sequence[Compared[EngineT]]
     ) -> Iterator[Placement[EngineT]]:
         """Yield the placements that are worth comparing, with their costs."""
-        compared = [Compared(fleet, group, facts, cached) for group in fleet.groups]
+        by_group = {id(one.group): one for one in compared}
         has_adapter, adapter_s = request.lora is not None, 0.0
         for one in compared:
-            one.choose(draw)
             for index in one.alone:
                 prompt, engine = one.prompt(index), one.group.engines[index]
                 decoding = one.decoding(index, prompt.ends_in_s)
@@ -228,7 +225,6 @@ class CostRouter:
                     adapter_s = self._adapter_s(request, prompt, engine)
                 total_s = alone_total(facts, prompt, decoding, adapter_s)
                 yield Placement(total_s, None, engine, prompt, decoding, adapter_s)
-        by_group = {id(one.group): one for one in compared}
         for one in compared:
             soonest_s = one.soonest_s()
             for other in [by_group[id(group)] for group in one.group.consumers]:
@@ -248,6 +244,20 @@ class CostRouter:
         if request.lora is None:
             return 0.0
         return prompt.seconds * sum(not self._pairs.has_adapter(engine.descriptor.key, request) for engine in engines)
+
+
+def _compare(fleet: Fleet[EngineT], facts: RequestFacts, cached: CachedPrefix, draw: int) -> list[Compared[EngineT]]:
+    """Choose the engines of each group that are worth comparing."""
+    compared = [Compared(fleet, group, facts, cached) for group in fleet.groups]
+    by_group = {id(one.group): one for one in compared}
+    for one in compared:
+        one.choose(draw)
+    for one in compared:
+        soonest_s = one.soonest_s()
+        for group in one.group.consumers:
+            other = by_group[id(group)]
+            other.coming_s = max(other.coming_s, soonest_s)
+    return compared
 
 
 def _engines(route: Route[EngineT]) -> list[EngineT]:

@@ -70,6 +70,8 @@ class Compared(Generic[EngineT]):
         self._source = _fetch_source(fleet, group, cached)
         self._prompts: dict[int, PromptCost] = {}
         self._decodings: dict[tuple[int, float], DecodeCost] = {}
+        self.coming_s = 0.0
+        """The time until those have begun to decode here whose prompts are being computed elsewhere."""
 
     def choose(self, draw: int) -> None:
         """Choose the engines to compare, for each use."""
@@ -93,29 +95,42 @@ class Compared(Generic[EngineT]):
         if source is not None and source[2] > num_cached:
             _, there, num_there = source
             fetch = num_there, fetch_s(work, there, num_there - num_cached)
-        cost = self._prompts[index] = prompt_cost(self._facts, work, work.prediction, num_cached, fetch)
+        cost = self._prompts[index] = prompt_cost(
+            self._facts,
+            work,
+            work.prediction,
+            num_cached,
+            fetch,
+            coming_s=max(self.coming_s, work.wait_s(self._facts.now_s)),
+        )
         return cost
 
     def decoding(self, index: int, begins_in_s: float) -> DecodeCost:
         """Return the cost of decoding at an engine. begins_in_s: the time until the prompt is computed"""
-        if (role := self.group.engines[index].descriptor.role) is not EngineRole.DECODE:
-            # Engines that do both would swing if reports are late: each looks empty to those who come behind a queue.
+        if not (coming_s := self._coming_s(index)):
             begins_in_s = 0.0
         if (known := self._decodings.get((index, begins_in_s))) is not None:
             return known
         work = self.group.works[index]
         assert work.prediction is not None, "the fleet is sure"
         num_cached = self._cached.length_of(work.key)
-        prefers_prompts = role is EngineRole.PREFILL
+        prefers_prompts = self.group.engines[index].descriptor.role is EngineRole.PREFILL
         cost = self._decodings[index, begins_in_s] = decode_cost(
             self._facts,
             work,
             work.prediction,
             num_cached,
             begins_in_s=begins_in_s,
+            coming_s=coming_s,
             prefers_prompts=prefers_prompts,
         )
         return cost
+
+    def _coming_s(self, index: int) -> float:
+        # Engines that do both would swing if reports are late: each looks empty to those who come behind a queue.
+        if self.group.engines[index].descriptor.role is not EngineRole.DECODE:
+            return 0.0
+        return max(self.coming_s, self.group.works[index].wait_s(self._facts.now_s))
 
     def soonest_s(self) -> float:
         """Return the time until the prompt is computed at the engine of those for pairs that has it first."""

@@ -3,38 +3,69 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 from actors.core.steps.chunk_budget import PROMPTS_FIRST
 from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.load_book import EngineWork
 
-_ROUNDS: Final = 2
-
 
 def decodes_beside(
-    facts: RequestFacts, work: EngineWork, prediction: StepPrediction, begins_in_s: float
+    facts: RequestFacts, work: EngineWork, prediction: StepPrediction, begins_in_s: float, coming_s: float
 ) -> tuple[float, float]:
     """Return the number of requests that decode beside one that begins later, and their tokens.
 
-    Until then those that decode now end, at the rate at which answers of the usual length do, and those whose prompts
-    come first begin one after the other, the first of which end as well: with x = begins_in_s / an answer's seconds,
-    exp(-x) of the former and (1 - exp(-x)) / x of the latter are there. How long an answer takes depends on how many
-    are there: it begins with those that decode now, and the second round is near enough.
+    coming_s: the time until the last one of those has begun to decode whose prompts are not computed yet; 0: all of
+              them count as there
+
+    Until it begins those that decode now end, at the rate at which answers of the usual length do, and those that are
+    coming begin one after the other, the first of which end as well. The report is a few moments old, and some of those
+    that were coming have begun since; they have not ended, as those are deducted. With answers as the unit of time,
+    x = begins_in_s, y = coming_s and b = the age of the report, at most 1: exp(-x) of the former are there, and of the
+    latter b / (b + y) * exp(-x) + (exp(min(y - x, 0)) - exp(-x)) / (b + y).
+
+    How long an answer takes depends on how many are there, and on whether prompts are queued, with which they share
+    their steps. So the number is where it follows from itself. It is found by Steffensen's method: one step, as the
+    equation is nearly linear.
     """
     num_decodes, num_context, num_coming = work.num_decodes, work.num_context_tokens, work.num_coming_decodes
-    if not num_decodes or begins_in_s <= 0:
+    if not num_decodes or coming_s <= 0:
         return num_decodes, num_context
-    num_now = num_decodes - num_coming
-    part = (num_now + 1) / num_decodes
-    for _ in range(_ROUNDS):
-        step_s = prediction.decode_step_s(part * num_decodes, part * num_context) / (1 - work.prompt_share)
-        x = begins_in_s / max(facts.num_output_tokens * step_s, MIN_SCALE_S)
-        x = min(max(x, MIN_SCALE_S), MAX_EXPONENT)
+    num_now, age_s, wait_s = num_decodes - num_coming, facts.now_s - work.reported_at_s, work.wait_s(facts.now_s)
+    queued_part = min(wait_s / begins_in_s, 1.0) if begins_in_s > 0 else 0.0
+    parts = [(num_now + 1) / num_decodes]
+    for _ in range(2):
+        step_s = _step_s(facts, work, prediction, parts[-1], queued_part)
+        answer_s = max(facts.num_output_tokens * step_s, MIN_SCALE_S)
+        x = min(begins_in_s / answer_s, MAX_EXPONENT)
+        y = min(max(coming_s / answer_s, MIN_SCALE_S), MAX_EXPONENT)
+        begun = min(age_s / answer_s, 1.0)
         staying = math.exp(-x)
-        part = (num_now * staying + num_coming * (1 - staying) / x) / num_decodes
+        come = (begun * staying + math.exp(min(y - x, 0.0)) - staying) / (begun + y)
+        parts.append((num_now * staying + num_coming * come) / num_decodes)
+    first, second, third = parts
+    part, curvature = third, third - 2 * second + first
+    if (third - second) * (second - first) > 0:
+        # The changes have one direction: they grow for ever, up to all that are there, or else they become smaller.
+        is_growing = abs(third - second) >= abs(second - first)
+        part = 1.0 if is_growing else min(max(first - (second - first) ** 2 / curvature, 0.0), 1.0)
     return part * num_decodes, part * num_context
+
+
+def _step_s(
+    facts: RequestFacts, work: EngineWork, prediction: StepPrediction, part: float, queued_part: float
+) -> float:
+    """Return the seconds from one token to the next where a part of the decodes is there.
+
+    queued_part: the part of the time for which prompts are queued, so that each step computes a chunk of one as well
+    """
+    num_decodes, num_context = part * work.num_decodes, part * work.num_context_tokens
+    step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share)
+    if queued_part <= 0:
+        return step_s
+    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
+    steps = prediction.prefill_steps(facts.num_tokens, 0, max(num_decodes, 1.0), num_context, *limits)
+    return max(queued_part * steps.seconds / steps.num_steps + (1 - queued_part) * step_s, step_s)
 
 
 def delay_of_prompts(

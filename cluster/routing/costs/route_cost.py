@@ -12,13 +12,17 @@ docs/routing.md explains the terms and where each number comes from. The functio
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from cluster.routing.costs.decode_neighbours import decodes_beside, delay_of_prompts, gap_miss_probability
 from cluster.routing.costs.request_facts import RequestFacts, miss_probability
-from cluster.routing.costs.step_prediction import StepPrediction
+from cluster.routing.costs.step_prediction import PrefillSteps, StepPrediction
 from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.load_book import EngineWork
+
+_FEW: Final = 1e-3
 
 
 class PromptCost(msgspec.Struct, frozen=True):
@@ -76,31 +80,37 @@ def prompt_cost(
     prediction: StepPrediction,
     num_cached: int,
     fetch: tuple[int, float] | None = None,
+    *,
+    coming_s: float = 0.0,
 ) -> PromptCost:
     """Predict the computation of the prompt at an engine.
 
     num_cached: tokens of the prompt whose KV the engine has
     fetch:      the tokens that another engine has, and the seconds until they are here; they are fetched if that is
                 quicker than their computation
+    coming_s:   the time until those have begun to decode here whose prompts are not computed yet; 0: all of them count
+                as there
     """
-    num_decodes, num_context = work.num_decodes, work.num_context_tokens
+    wait_s = work.wait_s(facts.now_s)
+    num_decodes, num_context = decodes_beside(facts, work, prediction, wait_s, coming_s)
     limits = work.max_num_batched_tokens, work.mixed_step_bound_s
     # The last token is always computed: its output is the first new token.
     cached = min(num_cached, facts.num_tokens - 1)
-    steps = prediction.prefill_steps(facts.num_tokens - cached, cached, num_decodes, num_context, *limits)
+    steps = _prompt_steps(prediction, facts.num_tokens - cached, cached, num_decodes, num_context, limits)
     fetch_s = 0.0
     if fetch is not None and fetch[0] > cached:
         there = min(fetch[0], facts.num_tokens - 1)
-        shorter = prediction.prefill_steps(facts.num_tokens - there, there, num_decodes, num_context, *limits)
+        shorter = _prompt_steps(prediction, facts.num_tokens - there, there, num_decodes, num_context, limits)
         if shorter.seconds + fetch[1] < steps.seconds:
             steps, cached, fetch_s = shorter, there, fetch[1]
-    wait_s = work.wait_s(facts.now_s)
     penalty_s = room_s = 0.0
     step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share) if num_decodes else 0.0
     if num_decodes:
         room_s = _wait_for_room(facts, work, step_s)
     if num_decodes and facts.itl_s is not None:
-        later_s = step_s + steps.added_s / max(facts.num_output_tokens, 1)
+        # No gap is longer than the steps with this prompt, which the engine's aim may hold short.
+        longest_s = max(steps.seconds / steps.num_steps, step_s)
+        later_s = min(step_s + steps.added_s / max(facts.num_output_tokens, 1), longest_s)
         sigma = prediction.decode_sigma
         more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
         penalty_s = num_decodes * facts.penalty_s * more
@@ -119,6 +129,26 @@ def prompt_cost(
     )
 
 
+def _prompt_steps(
+    prediction: StepPrediction,
+    num_tokens: int,
+    num_before: int,
+    num_decodes: float,
+    num_context: float,
+    limits: tuple[float, float],
+) -> PrefillSteps:
+    """Predict the computation of a prompt beside an expected number of decodes, which may be a part of one.
+
+    Less than one decode is one with that probability, or else none: steps without a decode are not held short.
+    """
+    if not 0 < num_decodes < 1:
+        return prediction.prefill_steps(num_tokens, num_before, num_decodes, num_context, *limits)
+    bare = prediction.prefill_steps(num_tokens, num_before, 0, 0, *limits)
+    beside = prediction.prefill_steps(num_tokens, num_before, 1, num_context / max(num_decodes, _FEW), *limits)
+    seconds = bare.seconds + num_decodes * (beside.seconds - bare.seconds)
+    return PrefillSteps(seconds, beside.added_s, beside.num_steps, beside.last_tokens)
+
+
 def decode_cost(
     facts: RequestFacts,
     work: EngineWork,
@@ -126,16 +156,18 @@ def decode_cost(
     num_cached: int = 0,
     *,
     begins_in_s: float = 0.0,
+    coming_s: float = 0.0,
     prefers_prompts: bool = False,
 ) -> DecodeCost:
     """Predict the decoding of a request at an engine.
 
     num_cached:      tokens of the prompt whose KV the engine has
     begins_in_s:     the time until the prompt is computed
+    coming_s:        as in prompt_cost()
     prefers_prompts: whether the engine's role is `prefill`, so that its steps keep PROMPTS_FIRST times the aim only
     """
     num_output = facts.num_output_tokens
-    num_decodes, num_context = decodes_beside(facts, work, prediction, begins_in_s)
+    num_decodes, num_context = decodes_beside(facts, work, prediction, begins_in_s, coming_s)
     before_s = prediction.decode_step_s(num_decodes, num_context) if num_decodes else 0.0
     own_context = facts.num_tokens + num_output / 2
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + own_context)
@@ -170,7 +202,7 @@ def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPredictio
     """
     num_decodes, num_context, num_output = work.num_decodes, work.num_context_tokens, facts.num_output_tokens
     limits = work.max_num_batched_tokens, work.mixed_step_bound_s
-    steps = prediction.prefill_steps(facts.num_tokens, 0, num_decodes, num_context, *limits)
+    steps = _prompt_steps(prediction, facts.num_tokens, 0, num_decodes, num_context, limits)
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + (facts.num_tokens + num_output / 2))
     step_s = bare_step_s / (1 - work.prompt_share)
     inflicted_s = 0.0

@@ -18,11 +18,9 @@ from typing import Final
 import msgspec
 
 from actors.core.steps.chunk_budget import MIN_CHUNK_PART
-from actors.costs.step_cost_model import KINDS, Residuals, StepCostModel
+from actors.costs.step_cost_model import KINDS, MIN_STEPS_OF_KIND, Residuals, StepCostModel
 from actors.costs.step_shape import HINGES, StepShape, features_of_shapes
 
-MIN_STEPS_OF_KIND: Final = 32
-"""An engine knows a kind of steps once it has run this many of them."""
 _MIN_TOLERANCE: Final = 0.1
 _MAX_TOLERANCE: Final = 0.3
 """The bounds of the part by which two predictions may differ without meaning that one of the engines is slower."""
@@ -34,6 +32,7 @@ _SHAPES: Final = {
 }
 """The steps at which two models of one kind are compared."""
 _FEATURES: Final = {kind: [float(one) for one in features_of_shapes([shape])[0]] for kind, shape in _SHAPES.items()}
+_CHUNK: Final = HINGES[-1]
 _STEP, _TOKEN, _HINGE = 0, 1, 2
 _NUMBERED_HINGES: Final = tuple(enumerate(HINGES, _HINGE))
 _DECODE: Final = _HINGE + len(HINGES)
@@ -73,12 +72,10 @@ class StepPrediction:
     ) -> None:
         """Take the coefficients of each kind of steps, in the order of step_shape.FEATURES.
 
-        mixed:                       None: nobody has run such steps; they cost what prefill costs, and the decodes
+        mixed:                       None: nobody has run such steps; _mixed_of() guesses them
         decode_sigma, prefill_sigma: the standard deviations of the relative errors
         """
-        if mixed is None:
-            mixed = list(prefill)
-            mixed[_DECODE : _DECODE_CONTEXT + 1] = decode[_DECODE : _DECODE_CONTEXT + 1]
+        mixed = _mixed_of(decode, prefill) if mixed is None else mixed
         self._decode, self._prefill, self._mixed = tuple(decode), tuple(prefill), tuple(mixed)
         self.decode_sigma, self.prefill_sigma = max(decode_sigma, _MIN_SIGMA), max(prefill_sigma, _MIN_SIGMA)
 
@@ -206,6 +203,24 @@ class StepFamily:
     def _sigma(self, kind: str, own: StepCostModel | None) -> float:
         known = [model for model in (own, self._leader(kind)) if model is not None]
         return max((_residual_sigma(model, kind) for model in known), default=_MIN_SIGMA)
+
+
+def _mixed_of(decode: Coefficients, prefill: Coefficients) -> Coefficients:
+    """Guess the costs of steps that decode and prefill, as nobody has run any yet.
+
+    An engine that only prefills has run large chunks only, and cannot tell what small ones take, as they are mixed into
+    steps that decode. So a step without a chunk takes what it takes to decode, one with a chunk of _CHUNK tokens what
+    prefill and the decodes take, and time grows evenly between the two.
+    """
+    mixed = list(decode)
+    mixed[_PREFILL], mixed[_PREFILL_CONTEXT], mixed[_PAIR] = 0.0, prefill[_PREFILL_CONTEXT], prefill[_PAIR]
+    large_s = prefill[_STEP] + prefill[_PREFILL] + _tokens_s(prefill, _CHUNK)
+    slope = max((large_s - decode[_STEP]) / _CHUNK, 0.0)
+    last_slope = prefill[_TOKEN] + sum(prefill[number] for number, _ in _NUMBERED_HINGES)
+    for number, hinge in _NUMBERED_HINGES:
+        mixed[number] = last_slope - slope if hinge == _CHUNK else 0.0
+    mixed[_TOKEN] = slope
+    return mixed
 
 
 def _tokens_s(costs: Coefficients, num_tokens: float) -> float:

@@ -25,6 +25,8 @@ def test_seconds_are_coefficients_times_features() -> None:
         ((GOOD, GOOD, GOOD), True),
         ((GOOD, NONE, NONE), True),
         ((GOOD, BAD, GOOD), False),
+        ((GOOD, NONE, Residuals("mixed", 31, median_size=10.0)), True),
+        ((GOOD, NONE, Residuals("mixed", 32, median_size=10.0)), False),
         ((NONE, NONE, NONE), False),
         ((Residuals("decode", 63), NONE, NONE), False),
     ],

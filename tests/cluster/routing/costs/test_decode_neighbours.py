@@ -1,8 +1,10 @@
+import math
+
 import pytest
 
 from cluster.routing.costs.decode_neighbours import decodes_beside
 from cluster.routing.costs.request_facts import RequestFacts
-from cluster.routing.costs.route_cost import decode_cost
+from cluster.routing.costs.route_cost import decode_cost, prompt_cost
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.load_book import EngineWork
 from tests.cluster.routing.cost_setup import COEFFICIENTS
@@ -20,18 +22,51 @@ def work(**numbers: float) -> EngineWork:
 
 def test_those_that_decode_now_and_those_that_come_first_end_while_a_request_waits() -> None:
     now = work(num_decodes=10, num_context_tokens=10_000)
-    assert decodes_beside(FACTS, now, STEPS, 0.0) == (10, 10_000)
+    assert decodes_beside(FACTS, now, STEPS, 0.0, 0.0) == (10, 10_000)
     answer_s = 100 * STEPS.decode_step_s(1, 1_000)
-    later = [decodes_beside(FACTS, now, STEPS, times * answer_s)[0] for times in (0.01, 0.5, 1, 2, 100)]
+    later = [
+        decodes_beside(FACTS, now, STEPS, times * answer_s, times * answer_s)[0] for times in (0.01, 0.5, 1, 2, 100)
+    ]
     assert later == sorted(later, reverse=True)
     assert later[0] == pytest.approx(10, rel=0.02)
     assert later[-1] < 1e-3
     coming = work(num_decodes=10, num_context_tokens=10_000, num_coming_decodes=10)
-    kept = [decodes_beside(FACTS, coming, STEPS, times * answer_s)[0] for times in (0.01, 1, 2, 40)]
+    kept = [decodes_beside(FACTS, coming, STEPS, times * answer_s, times * answer_s)[0] for times in (0.01, 1, 2, 40)]
     assert kept == sorted(kept, reverse=True)
     assert kept[0] == pytest.approx(10, rel=0.02)
     assert kept[-1] == pytest.approx(10 / 40, rel=0.2), "ten began over the time of forty answers"
     assert all(more > less for more, less in zip(kept[1:3], later[2:4], strict=True))
+
+
+def test_those_whose_prompts_are_far_behind_in_a_queue_are_not_there_when_a_prompt_is_computed() -> None:
+    engine = work(num_decodes=10, num_context_tokens=10_000, num_coming_decodes=10, reported_at_s=50.0)
+    soon, late = (prompt_cost(FACTS, engine, STEPS, 0, coming_s=coming_s) for coming_s in (0.0, 60.0))
+    assert soon.inflicted_s > 0, "all of them count as there"
+    assert late.inflicted_s == 0, "none has begun yet"
+    reported = work(num_decodes=10, num_context_tokens=10_000, num_coming_decodes=10, reported_at_s=49.5)
+    assert 0 < prompt_cost(FACTS, reported, STEPS, 0, coming_s=60.0).inflicted_s < 0.1 * soon.inflicted_s
+
+
+def test_without_reports_those_that_came_long_ago_count_as_there() -> None:
+    silent = work(num_decodes=10, num_context_tokens=10_000, num_coming_decodes=10)
+    answer_s = 100 * STEPS.decode_step_s(10, 10_000)
+    assert decodes_beside(FACTS, silent, STEPS, 0.0, answer_s)[0] == pytest.approx(5, rel=0.2)
+    assert decodes_beside(FACTS, silent, STEPS, 0.0, 0.01 * answer_s)[0] == pytest.approx(10, rel=0.02)
+
+
+def test_answers_take_longer_where_prompts_are_queued_so_more_of_them_are_there() -> None:
+    numbers = {"num_decodes": 20, "num_context_tokens": 20_000, "num_coming_decodes": 20, "reported_at_s": 50.0}
+    idle, busy = work(**numbers), work(**numbers, queue_end_s=60.0, mixed_step_bound_s=0.02)
+    few, many = (decodes_beside(FACTS, engine, STEPS, 10.0, 20.0)[0] for engine in (idle, busy))
+    assert 0 < 1.5 * few < many < 20
+
+
+@pytest.mark.parametrize("begins_in_s", [0.5, 3.0, 20.0])
+def test_the_number_of_decodes_follows_from_the_time_that_an_answer_takes_beside_them(begins_in_s: float) -> None:
+    coming = work(num_decodes=20, num_context_tokens=20_000, num_coming_decodes=20, reported_at_s=50.0)
+    found, _ = decodes_beside(FACTS, coming, STEPS, begins_in_s, begins_in_s)
+    answer_s = 100 * STEPS.decode_step_s(found, found * 1000)
+    assert found == pytest.approx(20 * answer_s / begins_in_s * (1 - math.exp(-begins_in_s / answer_s)), rel=0.1)
 
 
 def test_a_decode_on_a_prefill_engine_delays_the_prompts_there() -> None:

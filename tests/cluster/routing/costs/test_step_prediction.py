@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.steps.chunk_budget import StepCosts
-from actors.costs.step_shape import StepShape
+from actors.costs.step_shape import NUM_FEATURES, StepShape
 from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from tests.cluster.routing.cost_setup import COEFFICIENTS, cost_model
 
@@ -63,6 +63,18 @@ def test_mixed_steps_that_nobody_has_run_cost_the_prompt_and_the_decodes() -> No
     prefill = [0.0, 2.0, *[0.0] * 9]
     steps = StepPrediction(decode, prefill, None).prefill_steps(10, 0, 3, 50, 2048)
     assert steps.seconds == 2.0 * (10 + 3) + 3 + 50
+
+
+def test_small_chunks_beside_decodes_cost_little_more_than_the_decodes_though_prefill_has_run_large_ones_only() -> None:
+    """An engine that has computed chunks of 512 tokens only cannot tell what part of their time a step takes anyway."""
+    decode, prefill = [0.0] * NUM_FEATURES, [0.0] * NUM_FEATURES
+    decode[0], prefill[0] = 0.010, 0.110
+    prediction = StepPrediction(decode, prefill, None)
+    (small_s, large_s) = (prediction.prefill_steps(chunk, 0, 1, 0, 2048).seconds for chunk in (31, 511))
+    assert small_s == pytest.approx(0.010 + 0.100 * 32 / 512)
+    assert large_s == pytest.approx(0.110)
+    larger_s = prediction.prefill_steps(2047, 0, 1, 0, 2048).seconds
+    assert larger_s == pytest.approx(0.110), "what prefill says of larger chunks is known"
 
 
 def test_an_engine_knows_decode_steps_from_another_one_that_has_run_them() -> None:
