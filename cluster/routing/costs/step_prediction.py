@@ -137,10 +137,10 @@ class StepFamily:
 
     def put(self, engine: Hashable, model: StepCostModel | None) -> None:
         """Take an engine's newest model; None: it has none, or has left."""
-        if model is None or not model.is_sure:
-            self._models.pop(engine, None)
-        else:
+        if model is not None and (model.is_sure or (engine in self._models and model.is_still_sure)):
             self._models[engine] = model
+        else:
+            self._models.pop(engine, None)
         for kind in KINDS:
             leader = self._leaders.get(kind)
             known = 0 if leader not in self._models else _num_steps(self._models[leader], kind)

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.steps.chunk_budget import StepCosts
+from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import NUM_FEATURES, StepShape
 from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from tests.cluster.routing.cost_setup import COEFFICIENTS, cost_model
@@ -131,3 +132,18 @@ def test_the_leader_stays_as_long_as_no_other_engine_has_run_twice_the_steps() -
     prediction = family.prediction("c")
     assert prediction is not None
     assert prediction.decode_step_s(8, 0) == pytest.approx(1.05 * _PREDICTION.decode_step_s(8, 0))
+
+
+def test_an_engine_whose_model_errs_for_a_moment_stays_known() -> None:
+    def erring(error: float) -> StepCostModel:
+        model = cost_model()
+        return replace(model, residuals=tuple(replace(one, median_size=error) for one in model.residuals))
+
+    family = StepFamily()
+    family.put("a", erring(0.5))
+    assert family.prediction("a") is None, "it was never sure"
+    family.put("a", erring(0.1))
+    family.put("a", erring(0.5))
+    assert family.prediction("a") is not None
+    family.put("a", erring(0.7))
+    assert family.prediction("a") is None
