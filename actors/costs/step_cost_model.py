@@ -23,7 +23,7 @@ MIN_SURE_STEPS: Final = 64
 MAX_SURE_ERROR: Final = 0.3
 """A model is sure once it has seen this many steps, and its median error in the kinds it knows is at most this."""
 MAX_KEPT_ERROR: Final = 0.6
-"""Who has decided by a model goes on to do so up to this error: a moment of noise is no reason to decide by a rule."""
+"""Decisions that rest on an engine's models go on to do so up to this error: noise of a moment is no reason to stop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def delay_of_prompts(
     num_decodes: float,
     num_context: float,
     step_s: float,
+    share: float,
 ) -> tuple[float, float]:
     """Return the seconds by which a request that decodes delays the prompts computed there meanwhile, and a penalty.
 
@@ -84,6 +85,7 @@ def delay_of_prompts(
     time to the first token, with the aim of this request.
 
     num_decodes, num_context: of those beside it; step_s: its time from one token to the next
+    share:                    the part of its time that the engine will spend on prompts
     """
     limits = work.max_num_batched_tokens, work.mixed_step_bound_s
     num_tokens = facts.num_tokens
@@ -91,7 +93,7 @@ def delay_of_prompts(
     before_s = prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, *limits).seconds
     after_s = prediction.prefill_steps(num_tokens, 0, num_decodes + 1, num_context + num_tokens, *limits).seconds
     wait_s = work.wait_s(facts.now_s)
-    num_prompts = work.prompt_share * facts.num_output_tokens * step_s / max(bare_s, MIN_SCALE_S)
+    num_prompts = share * facts.num_output_tokens * step_s / max(bare_s, MIN_SCALE_S)
     added_s = max(after_s - before_s, 0.0)
     num_delayed = num_prompts * (1 + wait_s / max(before_s, MIN_SCALE_S) / 2)
     if facts.ttft_s is None:
@@ -103,20 +105,22 @@ def delay_of_prompts(
     return num_delayed * added_s, num_prompts * facts.penalty_s * more
 
 
-def gap_miss_probability(facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float) -> float:
+def gap_miss_probability(
+    facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float, share: float
+) -> float:
     """Return the probability that more than 1 % of a request's gaps are too long, since steps compute prompts.
 
     The engine mixes chunks into its steps up to PROMPTS_FIRST times the aim. Prompts are taken to be as long as this
     one, and to come at random at the rate at which they take their share of the engine's time.
     """
     aim_s, num_output = facts.itl_s, max(facts.num_output_tokens, 1)
-    if aim_s is None or not work.prompt_share:
+    if aim_s is None or not share:
         return 0.0
     chunk = min(facts.num_tokens, max(work.max_num_batched_tokens - work.num_decodes, 1))
     num_decodes, num_context = work.num_decodes + 1, work.num_context_tokens + facts.num_tokens
     longest_s = prediction.prefill_steps(chunk, 0, num_decodes, num_context, work.max_num_batched_tokens).seconds
     longest_s = min(longest_s, PROMPTS_FIRST * aim_s)
-    num_long = work.prompt_share * num_output * step_s / max(longest_s, MIN_SCALE_S)
+    num_long = share * num_output * step_s / max(longest_s, MIN_SCALE_S)
     return miss_probability(longest_s, aim_s, prediction.decode_sigma) * (
         1 - math.exp(-num_long / max(0.01 * num_output, 1.0))
     )

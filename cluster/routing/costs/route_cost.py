@@ -20,7 +20,7 @@ from cluster.routing.costs.decode_neighbours import decodes_beside, delay_of_pro
 from cluster.routing.costs.request_facts import RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import PrefillSteps, StepPrediction
 from cluster.routing.decision import RouteTerms, Way
-from cluster.routing.load_book import EngineWork
+from cluster.routing.load_book import MAX_PROMPT_SHARE, EngineWork
 
 _FEW: Final = 1e-3
 
@@ -171,23 +171,27 @@ def decode_cost(
     before_s = prediction.decode_step_s(num_decodes, num_context) if num_decodes else 0.0
     own_context = facts.num_tokens + num_output / 2
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + own_context)
+    wait_s = work.wait_s(facts.now_s)
+    share = work.prompt_share
+    if prefers_prompts and wait_s:
+        # Where prompts are queued, more will come behind this one, though the average does not show it yet.
+        share = max(share, min(wait_s / (wait_s + num_output * bare_step_s), MAX_PROMPT_SHARE))
     # Prompts that come later are computed between the steps.
-    step_s = bare_step_s / (1 - work.prompt_share)
+    step_s = bare_step_s / (1 - share)
     inflicted_s = penalty_s = 0.0
     if num_decodes:
         inflicted_s = num_output * num_decodes * (bare_step_s - before_s)
         if facts.itl_s is not None:
             sigma = prediction.decode_sigma
-            before_s /= 1 - work.prompt_share
+            before_s /= 1 - share
             more = miss_probability(step_s, facts.itl_s, sigma) - miss_probability(before_s, facts.itl_s, sigma)
             penalty_s = num_decodes * facts.penalty_s * more
-    wait_s = work.wait_s(facts.now_s)
     prompts_delay_s = 0.0
-    if prefers_prompts and work.prompt_share:
-        prompts_delay_s, more_s = delay_of_prompts(facts, work, prediction, num_decodes, num_context, step_s)
+    if prefers_prompts and share:
+        prompts_delay_s, more_s = delay_of_prompts(facts, work, prediction, num_decodes, num_context, step_s, share)
         penalty_s += more_s
     room_s = _wait_for_room(facts, work, step_s)
-    gap_miss = gap_miss_probability(facts, work, prediction, step_s) if prefers_prompts else 0.0
+    gap_miss = gap_miss_probability(facts, work, prediction, step_s, share) if prefers_prompts else 0.0
     decode_s = num_output * step_s
     return DecodeCost(
         work, num_cached, wait_s, room_s, decode_s, step_s, inflicted_s, penalty_s, gap_miss, prompts_delay_s

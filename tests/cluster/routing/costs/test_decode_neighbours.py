@@ -80,3 +80,13 @@ def test_a_decode_on_a_prefill_engine_delays_the_prompts_there() -> None:
     assert found.penalty_s > 0, "they may miss their time to the first token"
     assert decode_cost(facts, engine, STEPS).prompts_delay_s == 0
     assert decode_cost(facts, work(), STEPS, prefers_prompts=True).prompts_delay_s == 0
+
+
+def test_prompts_that_are_queued_on_a_prefill_engine_count_before_the_average_shows_them() -> None:
+    facts = RequestFacts(1024, 100, ttft_s=0.2, itl_s=0.02, now_s=50.0)
+    idle, queued = work(), work(queue_end_s=53.0)
+    free, delaying = (decode_cost(facts, engine, STEPS, prefers_prompts=True) for engine in (idle, queued))
+    assert free.prompts_delay_s == 0
+    assert delaying.prompts_delay_s > 0
+    assert delaying.step_s > 2 * free.step_s
+    assert decode_cost(facts, queued, STEPS).step_s == free.step_s, "other roles hold prompts back"
