@@ -24,10 +24,15 @@ from cluster.observability.stories.request_story import RequestStory
 _BAR_WIDTH: Final = 10
 _MAX_ID: Final = 24
 _PHASES_WIDTH: Final = 24
+_NARROW_PHASES_WIDTH: Final = 12
+_NARROW: Final = 100
+"""Below this width the bars of phases are narrow."""
 _GOOD_ENDS: Final = ("stop", "length")
 _GAP: Final = 2
 """The blanks between two columns."""
 _MIN_LAST_WIDTH: Final = 8
+_WANTED_LAST_WIDTH: Final = 20
+"""Columns are left out until the last one, a text, has this width."""
 _SECTION_LINES: Final = 2
 """The lines of a section beside its rows: its title and the names of its columns."""
 _KEYS: Final = (
@@ -45,11 +50,17 @@ _KEYS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """A table of the screen. columns: a leading blank stands for text on the left; rows: their cells"""
+    """A table of the screen.
+
+    columns: a leading blank stands for text on the left
+    rows:    their cells
+    spare:   the columns that are left out on narrow screens, the first one first
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str | Text]]
+    spare: Sequence[str] = ()
 
 
 def render(state: TopState, width: int, height: int) -> RenderableType:
@@ -131,7 +142,7 @@ def _sections(state: TopState, width: int) -> list[_Section]:
     return [
         _engines(state, width),
         _links(state.live.links),
-        _finished(state.finished_shown()),
+        _finished(state.finished_shown(), _PHASES_WIDTH if width >= _NARROW else _NARROW_PHASES_WIDTH),
         _requests(state.requests()),
         _decisions(state.status.decisions),
     ]
@@ -142,7 +153,7 @@ def _engines(state: TopState, width: int) -> _Section:
     columns += ["prompt/s", "output/s", " tokens/s"]
     line_width = max(8, width - 96)
     rows = [_engine_row(state, engine, line_width) for engine in state.engines()]
-    return _Section("engines", columns, rows)
+    return _Section("engines", columns, rows, (" tokens/s", "held", "for KV", "step", "prompt/s", "output/s"))
 
 
 def _engine_row(state: TopState, engine: LiveEngine, line_width: int) -> list[str | Text]:
@@ -198,10 +209,10 @@ def _requests(requests: Sequence[admin_pb2.RequestInFlight]) -> _Section:
         for one in requests
     ]
     columns = (" request", "age", " phase", " prefill", " decode", "prompt", "output", "attempt")
-    return _Section("requests in flight", columns, rows)
+    return _Section("requests in flight", columns, rows, ("attempt", "prompt", " prefill", " decode"))
 
 
-def _finished(stories: Sequence[RequestStory]) -> _Section:
+def _finished(stories: Sequence[RequestStory], phases_width: int) -> _Section:
     rows: list[list[str | Text]] = [
         [
             _short(f"{one.tenant}/{one.request_id}" if one.tenant else one.request_id),
@@ -209,13 +220,13 @@ def _finished(stories: Sequence[RequestStory]) -> _Section:
             "-" if one.ttft_s is None else in_words(one.ttft_s),
             in_words(one.duration_s),
             str(one.num_output_tokens),
-            phase_bar(bar_phases(one), _PHASES_WIDTH),
+            phase_bar(bar_phases(one), phases_width),
             one.cause,
         ]
         for one in stories
     ]
     columns = (" request", " end", "first token", "all", "output", " phases", " why it took so long")
-    return _Section("last finished requests", columns, rows)
+    return _Section("last finished requests", columns, rows, ("output", "first token", " end"))
 
 
 def _decisions(decisions: Sequence[admin_pb2.Decision]) -> _Section:
@@ -228,15 +239,15 @@ def _table(section: _Section, num_rows: int, width: int) -> RenderableType:
     total = len(section.rows)
     title = section.title if num_rows >= total else f"{section.title}, {num_rows} of {total}"
     table = Table(box=None, pad_edge=False)
-    rows = section.rows[:num_rows]
-    for at, name in enumerate(section.columns):
+    columns, rows = _fitting(section, section.rows[:num_rows], width)
+    for at, name in enumerate(columns):
         table.add_column(
             name.strip(),
             justify="left" if name.startswith(" ") else "right",
             no_wrap=True,
             overflow="ellipsis",
             # rich would take the same from all columns, so that a long cause left nothing of the short ones.
-            max_width=_width_left(section.columns, rows, width) if at == len(section.columns) - 1 else None,
+            max_width=_width_left(columns, rows, width) if at == len(columns) - 1 else None,
         )
     for row in rows:
         # Not as markup: ids of requests are what clients chose.
@@ -245,10 +256,30 @@ def _table(section: _Section, num_rows: int, width: int) -> RenderableType:
     return Group(Text(title, "bold", no_wrap=True, overflow="ellipsis"), table)
 
 
+def _fitting(
+    section: _Section, rows: Sequence[Sequence[str | Text]], width: int
+) -> tuple[list[str], list[list[str | Text]]]:
+    """Return the columns for which there is room, and these of the rows: a column that is there is legible."""
+    columns, kept = list(section.columns), [list(row) for row in rows]
+    for name in section.spare:
+        *others, last = _widths(columns, kept)
+        if sum(others) + min(last, _WANTED_LAST_WIDTH) + _GAP * len(others) <= width:
+            break
+        at = columns.index(name)
+        del columns[at]
+        for row in kept:
+            del row[at]
+    return columns, kept
+
+
 def _width_left(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], width: int) -> int:
     """Return the width that the last column may have beside the whole width of all others."""
-    others = [max(cell_len(name.strip()), *(_cell_width(row[at]) for row in rows)) for at, name in enumerate(columns)]
-    return max(_MIN_LAST_WIDTH, width - sum(others[:-1]) - _GAP * (len(columns) - 1))
+    return max(_MIN_LAST_WIDTH, width - sum(_widths(columns, rows)[:-1]) - _GAP * (len(columns) - 1))
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> list[int]:
+    """Return the width of each column without its gap."""
+    return [max(cell_len(name.strip()), *(_cell_width(row[at]) for row in rows)) for at, name in enumerate(columns)]
 
 
 def _cell_width(cell: str | Text) -> int:

@@ -86,6 +86,21 @@ def test_a_long_cause_is_cut_off_before_any_other_column_is() -> None:
     assert line.rstrip().endswith("…")
 
 
+def test_a_terminal_of_80_columns_leaves_columns_out_and_cuts_no_name_or_number() -> None:
+    state = _loaded()
+    state.take_finished([_ended("chatcmpl-0123456789012", 10.0)])
+    lines = shown(state, width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    [decode] = [line for line in lines if line.strip().startswith("decode-0  ")]
+    assert decode.split() == [*("decode-0", "decode", "ready", "4", "3"), "98%", "50.0", "ms", "0", "120"]
+    [names] = [line for line in lines if line.strip().startswith("engine ")]
+    assert names.split() == ["engine", "role", "state", "run", "wait", "KV", "step", "prompt/s", "output/s"]
+    [ended] = [line for line in lines if "chatcmpl-" in line]
+    assert ended.startswith("t/chatcmpl-0123456789012  stop  4.00 s  ░░░██████▒▒▒  waited 1.00 s in the ")
+    [live] = [line for line in lines if line.startswith("r1 ")]
+    assert live.split()[:6] == ["r1", "2.5", "s", "decode", "prefill-0", "decode-0"]
+
+
 def test_names_that_clients_chose_are_no_markup() -> None:
     assert "[red]r2" in shown(_loaded())
 
