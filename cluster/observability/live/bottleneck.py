@@ -22,6 +22,8 @@ from cluster.observability.live.live_rates import LiveCluster, LiveEngine, LiveL
 
 FULL: Final = 0.95
 """A KV cache of which requests hold this share of the blocks is full: a further prompt rarely fits."""
+_NEARLY_FULL: Final = 0.8
+"""From this share on, a KV cache is full as well if it has no room for one more request like those that run in it."""
 _MAX_NAMED: Final = 3
 _SERVING: Final = ("ready", "connected")
 
@@ -58,8 +60,8 @@ def find_bottleneck(live: LiveCluster) -> Bottleneck:
     if missing := _missing(serving):
         return missing
     decoding = [one for one in serving if one.serves_decode and one.num_lasting_waiting]
-    full = [one for one in decoding if one.kv_used >= FULL and one.num_running >= one.num_waiting_for_kv]
-    slots = [one for one in decoding if one.kv_used < FULL and not one.serves_prefill]
+    full = [one for one in decoding if _is_full(one) and one.num_running >= one.num_waiting_for_kv]
+    slots = [one for one in decoding if not _is_full(one) and not one.serves_prefill]
     prefilling = [one for one in serving if one.serves_prefill and one.num_lasting_waiting and one not in full]
     unsent = [one for one in prefilling if one.kv_used >= FULL and one.num_held > one.num_running]
     queue = [one for one in prefilling if one not in unsent]
@@ -75,6 +77,12 @@ def find_bottleneck(live: LiveCluster) -> Bottleneck:
     ]
     num_requests, describe = max(causes, key=lambda cause: cause[0])
     return describe() if num_requests else Bottleneck(BottleneckKind.NOTHING)
+
+
+def _is_full(engine: LiveEngine) -> bool:
+    """Whether the KV cache has no room for a further request, as far as the shares of those that run tell."""
+    used, free, num = engine.kv_used, 1.0 - engine.kv_used, engine.num_running
+    return used >= FULL or (num > 0 and used >= _NEARLY_FULL and free * num < used)
 
 
 def _missing(serving: Sequence[LiveEngine]) -> Bottleneck | None:

@@ -38,6 +38,18 @@ def test_full_caches_of_decode_engines_are_named_although_their_requests_wait_fo
     assert "98% full" in found.text
 
 
+@pytest.mark.parametrize(
+    ("running", "free", "kind"),
+    [(4, 8, BottleneckKind.DECODE_BLOCKS), (64, 8, BottleneckKind.DECODE_SLOTS), (1, 60, BottleneckKind.DECODE_SLOTS)],
+    ids=["less than one of them has", "room for several", "half empty"],
+)
+def test_a_cache_without_room_for_one_more_like_those_in_it_is_full(
+    running: int, free: int, kind: BottleneckKind
+) -> None:
+    """Preempted requests waited beside 8 % of free blocks, of which each one needed more."""
+    assert _found(IDLE_P, totals("decode-0", waiting=4, running=running, free=free)).kind is kind
+
+
 def test_a_cache_that_is_full_of_requests_without_kv_is_the_fault_of_prefill() -> None:
     found = _found(totals("prefill-0", waiting=40), totals("decode-0", waiting=10, running=2, for_kv=30, free=0))
     assert found.kind is BottleneckKind.PREFILL_QUEUE
