@@ -127,7 +127,9 @@ class _Decoding:
             entry, (tag, at) = at, _varint(data, at, level.end)
             begin, at = _content(data, tag & 7, at, level.end)
             level.num_groups += (tag & 7 == _GROUP_BEGINS) - (tag & 7 == _GROUP_ENDS)
-            if tag & 7 != _WITH_LENGTH or begin == at or (field := level.fields.get(tag >> 3)) is None:
+            if tag & 7 != _WITH_LENGTH or begin == at or level.num_groups:
+                continue
+            if (field := level.fields.get(tag >> 3)) is None:
                 continue
             if field.inside is None:
                 self._count_numbers(begin, at)

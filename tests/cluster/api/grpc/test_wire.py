@@ -96,6 +96,13 @@ async def test_a_large_field_of_an_unknown_group_is_no_field_of_the_message(head
     assert await same_as_at_once(_Request, hidden + b"\xbc\x3e") is None
 
 
+async def test_bytes_in_an_unknown_group_need_not_be_the_message_whose_number_they_have() -> None:
+    hidden = inside(_Request, "token_ids", b"\xff" * 100_000)
+    decoded = await same_as_at_once(_Request, b"\xbb\x3e" + hidden + b"\xbc\x3e")
+    assert decoded is not None
+    assert decoded.WhichOneof("prompt") is None
+
+
 async def test_a_large_entry_of_a_map_is_no_message_of_its_own() -> None:
     entry = inside(generate_pb2.SamplingParams, "logit_bias", b"\x08\x05" * 50_000 + b"\x15\0\0\x80\x3f")
     decoded = await same_as_at_once(_Request, inside(_Request, "sampling_params", entry))
