@@ -101,7 +101,7 @@ class Compared(Generic[EngineT]):
             work.prediction,
             num_cached,
             fetch,
-            coming_s=max(self.coming_s, work.wait_s(self._facts.now_s)),
+            coming_s=self._coming_s(index),
         )
         return cost
 
