@@ -24,6 +24,7 @@ from actors.process.garbage_collection import leave_out_what_is_loaded, no_colle
 from actors.process.log_lines import write_log_lines
 from actors.process.openmp import choose_waiting
 from actors.process.sigterm_event import on_request_to_end
+from actors.process.unused_triton import leave_out_triton
 from actors.ranks.rank_resources import RankResources
 from kv_transfer.trust.membership import Trust, TrustMaterial
 
@@ -77,6 +78,7 @@ class EngineActor:
         choose_waiting(on_own_cores=_may_hold_cores(config, resources, share))
         # Imported here: the driver and the controller handle this class without loading torch.
         with no_collection():
+            leave_out_triton()
             from actors.engine_server import EngineServer
             from actors.ranks.ray_executor import RayRankLauncher
 

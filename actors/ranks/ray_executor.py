@@ -19,6 +19,7 @@ from actors.process.garbage_collection import no_collection
 from actors.process.log_lines import write_log_lines
 from actors.process.openmp import choose_waiting
 from actors.process.ray_calls import RayCallFailed, result_of
+from actors.process.unused_triton import leave_out_triton
 from actors.ranks.rank_messages import RankTask
 from actors.ranks.rank_resources import RankResources
 
@@ -36,6 +37,7 @@ class RankActor:
         choose_waiting(on_own_cores=False)  # Ranks are not bound to cores.
         # Imported here, so that a process that only starts this actor does not load torch.
         with no_collection():
+            leave_out_triton()
             from actors.ranks.rank_loop import run_rank
 
         run_rank(task, task.hub[0])
