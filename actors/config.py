@@ -93,7 +93,7 @@ class CacheConfig(_Settings):
         gt=0,
         le=0.95,
         description="Part of the device's free memory for the KV cache, measured after a run of the largest batch; at "
-        "most 32768 tokens for each thread, or four times max_model_len, on a CPU. Engines that start together on one "
+        "most 24576 tokens for each thread, or four times max_model_len, on a CPU. Engines that start together on one "
         "host see the same free memory: their fractions must add up to less than 1.",
     )
     attention_backend: Literal["auto", "torch", "triton", "vllm_cpu"] = Field(

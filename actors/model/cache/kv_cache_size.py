@@ -10,8 +10,8 @@ from actors.model.errors import KVCacheTooLarge, KVCacheTooSmall
 logger = logging.getLogger(__name__)
 
 _BATCHES_WORTH_KEEPING = 4
-_CPU_TOKENS_PER_THREAD = 32_768
-"""Enough for 16 requests of 2048 tokens. More run at once on a GPU, but seldom on one core of a CPU."""
+_CPU_TOKENS_PER_THREAD = 24_576
+"""Enough for 12 requests of 2048 tokens, or 64 of 384. More run at once on a GPU, but seldom on one core of a CPU."""
 _STATE_BYTES_PER_NUMBER = 1 << 16
 _CPU_STATES_PER_THREAD = 16
 _CPU_SEQUENCES_WORTH_KEEPING = 4
@@ -87,7 +87,7 @@ def num_useful_blocks(
     """Return how many blocks are worth their memory where no setting names the size of the cache.
 
     That is four times what the largest batch can use: beyond that only the prefix cache would gain, and a small model
-    on a large machine would spend its start on making millions of blocks. On a CPU, 32768 tokens for each thread are
+    on a large machine would spend its start on making millions of blocks. On a CPU, 24576 tokens for each thread are
     enough, or four sequences of max_model_len: larger batches are too slow there, and the other processes need the
     memory, too. So are the recurrent states of 16 sequences for each thread.
     """

@@ -70,7 +70,7 @@ def test_on_a_cpu_a_fraction_is_cut_at_a_likely_number_of_tokens() -> None:
     everything = CacheConfig(memory_fraction=0.5)
 
     assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=True) == 4 * 256 * 16
-    assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=False) == 32_768 // 16
+    assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=False) == 24_576 // 16
     assert choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=2, is_gpu=False) == 4 * 2 * 16
 
 
@@ -80,7 +80,7 @@ def test_every_sequence_needs_room_for_its_recurrent_state_too() -> None:
     huge = 10**6 * GIB
     assert (
         choose(everything, free_memory_bytes=huge, max_num_seqs=256, is_gpu=False, num_state_blocks=100)
-        == 32_768 // 16 + 16 * 100
+        == 24_576 // 16 + 16 * 100
     )
     with pytest.raises(KVCacheTooSmall, match="needs 116 blocks"):
         choose(CacheConfig(kv_cache_memory_gib=115 / 1024), num_state_blocks=100)
@@ -91,7 +91,7 @@ def test_every_sequence_needs_room_for_its_recurrent_state_too() -> None:
 def test_on_a_cpu_more_tokens_are_likely_with_more_threads() -> None:
     everything = CacheConfig(memory_fraction=0.5)
 
-    for is_gpu, num_blocks in ((False, 3 * 32_768 // 16), (True, 4 * 256 * 16)):
+    for is_gpu, num_blocks in ((False, 3 * 24_576 // 16), (True, 4 * 256 * 16)):
         found = choose(everything, free_memory_bytes=10**6 * GIB, max_num_seqs=256, is_gpu=is_gpu, num_threads=3)
         assert found == num_blocks
 
