@@ -45,7 +45,8 @@ def explain(
     request_id: Annotated[
         str,
         typer.Argument(
-            help="Id of a request that is in flight or has ended lately, as its answer names it; default: the last."
+            help="Id of a request that is in flight or has ended lately, as its answer names it, or so much of its "
+            "beginning that no other request has it; default: the last requests."
         ),
     ] = "",
     address: Address = DEFAULT_ADDRESS,

@@ -2,7 +2,7 @@
 
 gRPC and HTTP share these metrics: Serving counts requests where they end. Metrics of engines are made from the engines'
 newest counters on each scrape; every ingress exports them for all engines, so aggregate them over ingresses by `max`.
-prometheus/ has the declarations, and prometheus/catalog.py lists them all.
+prometheus/ has the declarations, and metrics_page.py lists them all.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ MAX_LAST_BYTES: Final = 2 << 20
 class RecordQuery:
     """Asks for the records of one request, and of its samples if it has any; or for those of the last requests.
 
-    request_id: "" for the last requests
+    request_id: the whole id, or the beginning of one if no request has exactly this id; "" for the last requests
     tenant:     whose requests they are; None: anybody's, which only operators may ask for
     last:       how many of the last requests, those in flight included; 0 if one request is asked for
     """
@@ -51,6 +51,10 @@ class RecordQuery:
             return False
         indices = request_id[len(self.request_id) + 1 :].split(".")
         return len(indices) == 2 and all(index.isdecimal() for index in indices)
+
+    def names_beginning(self, tenant: str, request_id: str) -> bool:
+        """Whether this request's id begins with the one that is asked for."""
+        return self.tenant in (None, tenant) and request_id.startswith(self.request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +170,10 @@ class RequestRecords:
         if query.last:
             return self._last(query, in_flight)
         live = [one for one in in_flight if one[0].has_attempts]
-        found = self._matching(query.names, live) or self._matching(query.names_sample, live)
-        return list(_within(found[:MAX_FOUND], MAX_FOUND_BYTES))
+        for is_asked_for in (query.names, query.names_sample, query.names_beginning):
+            if found := self._matching(is_asked_for, live):
+                return list(_within(found[:MAX_FOUND], MAX_FOUND_BYTES))
+        return []
 
     def since(self, number: int, most: int) -> tuple[int, list[RequestRecord]]:
         """Return the records of requests that have ended since an earlier call, the oldest first.
@@ -211,6 +217,13 @@ class RequestRecords:
                 # A request may reuse the id of one that has ended.
                 found[writer.tenant, writer.request_id] = writer.record(self._ingress, stopwatch).to_bytes()
         return list(found.values())
+
+
+def whole_id(request_id: str) -> str:
+    """Return the id of the call that a request belongs to: without the indices of prompt and sample, if it has them."""
+    name, *indices = request_id.rsplit(".", 2)
+    is_sample = name and len(indices) == 2 and all(index.isdecimal() for index in indices)
+    return name if is_sample else request_id
 
 
 def _within(found: Iterable[bytes], max_bytes: int) -> Iterator[bytes]:

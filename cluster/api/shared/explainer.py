@@ -22,7 +22,14 @@ from cluster.errors import (
     RecordNotFound,
     RecordsAreOff,
 )
-from cluster.observability.request_records import MAX_LAST, FoundRecords, RecordQuery, UnansweredIngress
+from cluster.observability.request_records import (
+    MAX_FOUND,
+    MAX_LAST,
+    FoundRecords,
+    RecordQuery,
+    UnansweredIngress,
+    whole_id,
+)
 from cluster.requests.serving import Serving
 from cluster.routing.request_record import RequestRecord
 from cluster.settings.ingress import IngressConfig
@@ -72,7 +79,8 @@ class Explainer:
     async def explain(self, request_id: str, tenant: str | None, caller: Caller) -> Explanation:
         """Return the records of a request. The call takes 5 seconds at most, whatever ingresses do not answer.
 
-        tenant: whose request it is; None: the caller's own, and for an operator anybody's
+        request_id: the whole id, or a beginning that only one id of the requests that the caller may see has
+        tenant:     whose request it is; None: the caller's own, and for an operator anybody's
         Raises PermissionDenied, InvalidRequest, RecordsAreOff, RecordNotFound, AllowanceSpent.
         """
         self._check_on()
@@ -84,7 +92,9 @@ class Explainer:
             if tenant not in (None, caller.tenant):
                 raise self._not_found(request_id, ())
             tenant = caller.tenant
-        records, unanswered = await self._find(RecordQuery(request_id, tenant))
+        query = RecordQuery(request_id, tenant)
+        found, unanswered = await self._find(query)
+        records = _of_one_request(found, query)
         if not records:
             raise self._not_found(request_id, unanswered)
         kept = _that_fit(records[:_MAX_RECORDS], _MAX_BYTES)
@@ -176,6 +186,24 @@ def why_off_for_clients(settings: IngressConfig, *, asks_for_tokens: bool) -> st
             "for no tokens: set ingress.tokens, or ingress.admin_port and ask there"
         )
     return ""
+
+
+def _of_one_request(found: list[RequestRecord], query: RecordQuery) -> list[RequestRecord]:
+    """Return the records of the request that was asked for. An ingress without it may have sent others that begin so.
+
+    Raises InvalidRequest if no request has exactly this id, and several begin with it.
+    """
+    exact = [
+        one
+        for one in found
+        if query.names(one.tenant, one.request_id) or query.names_sample(one.tenant, one.request_id)
+    ]
+    number = len({whole_id(one.request_id) for one in found})
+    if exact or number < 2:
+        return exact or found
+    begin_so = f"{'at least ' if len(found) >= MAX_FOUND else ''}{number} requests begin with this"
+    allowed = f"a whole id, or as much of its beginning as no other request has: {begin_so}"
+    raise InvalidRequest(FieldViolation("request_id", reprlib.repr(query.request_id), allowed))
 
 
 def _that_fit(records: list[RequestRecord], max_bytes: int) -> list[RequestRecord]:

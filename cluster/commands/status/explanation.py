@@ -52,7 +52,8 @@ _CLIENTS: Final = (("ttft_s", "time to first token"), ("itl_s", "time between to
 class Asked:
     """The question that `raypd explain` answers.
 
-    request_id: one request; "" for the last ones
+    request_id: one request, by its id or the beginning of it, which may end with "…" as raypd top cuts ids; "" for the
+                last ones
     last:       the number of the last requests
     tenant:     whose requests; None: see the API
     perfetto:   write the requests to this file, for Perfetto, instead of printing them
@@ -68,8 +69,9 @@ class Asked:
 async def show_explanation(address: str, console: Console, asked: Asked, *, timeout_s: float) -> None:
     """Print what is known of a request, or of the last ones. Raises ClusterError."""
     async with GenerateClient(address) as client:
+        request_id = asked.request_id.removesuffix("…")
         last = 0 if asked.request_id else asked.last
-        found = await client.explain(asked.request_id, last=last, tenant=asked.tenant, timeout_s=timeout_s)
+        found = await client.explain(request_id, last=last, tenant=asked.tenant, timeout_s=timeout_s)
     records, unreadable = _read(found.records)
     stories = [make_story(record) for record in records]
     if asked.perfetto is not None:

@@ -101,6 +101,37 @@ async def test_an_operator_sees_the_requests_of_all_tenants_or_of_one() -> None:
     assert seen(await one.explain("r", None, ANYBODY)) == [("a", "r"), ("b", "r")]
 
 
+async def test_the_beginning_of_an_id_is_enough_where_no_other_request_begins_so() -> None:
+    samples = [record(request_id=f"cmpl-5.0.{n}") for n in range(2)]
+    one = make(record(request_id="chat-3f"), record(request_id="chat-4a"), *samples)
+    assert seen(await one.explain("chat-3", None, ANYBODY)) == [("", "chat-3f")]
+    assert seen(await one.explain("cm", None, ANYBODY)) == [("", "cmpl-5.0.0"), ("", "cmpl-5.0.1")]
+    with pytest.raises(InvalidRequest, match="request_id is 'chat'; allowed: .* 2 requests begin with this"):
+        await one.explain("chat", None, ANYBODY)
+    many = make(*(record(request_id=f"r{n}") for n in range(100)))
+    with pytest.raises(InvalidRequest, match="at least 32 requests begin with this"):
+        await many.explain("r", None, ANYBODY)
+
+
+async def test_a_whole_id_is_no_beginning_of_others_wherever_these_are() -> None:
+    there = FakeAdmin(FoundRecords((record(request_id="r1").to_bytes(), record(request_id="r2").to_bytes())))
+    assert seen(await make(record(), record(request_id="r3"), admin=there).explain("r", None, ANYBODY)) == [("", "r")]
+    elsewhere = FakeAdmin(FoundRecords((record().to_bytes(),)))
+    assert seen(await make(record(request_id="r3"), admin=elsewhere).explain("r", None, ANYBODY)) == [("", "r")]
+    with pytest.raises(InvalidRequest, match=" 3 requests begin with this"):
+        await make(record(request_id="r3"), admin=there).explain("r", None, ANYBODY)
+
+
+async def test_requests_of_other_tenants_neither_match_a_beginning_nor_make_it_ambiguous() -> None:
+    one = make(record(request_id="r1", tenant="a"), record(request_id="r2", tenant="b"))
+    assert seen(await one.explain("r", None, ALICE)) == [("a", "r1")]
+    assert seen(await one.explain("r", "b", OPS)) == [("b", "r2")]
+    with pytest.raises(InvalidRequest, match=" 2 requests begin with this"):
+        await one.explain("r", None, OPS)
+    with pytest.raises(RecordNotFound):
+        await one.explain("r1", None, BOB)
+
+
 async def test_records_of_all_ingresses_come_in_the_order_of_their_arrival() -> None:
     later = msgspec.structs.replace(record(), arrived_at_s=2000.0, ingress="ingress-0")
     earlier = msgspec.structs.replace(record(), arrived_at_s=1000.0, ingress="ingress-1")

@@ -156,6 +156,19 @@ async def test_tokens_see_their_own_tenants_requests_and_operators_all(two: Ingr
     assert "UNAUTHENTICATED" in without[1]
 
 
+async def test_an_id_that_top_has_cut_is_enough_if_only_one_request_begins_so() -> None:
+    ids = ("chatcmpl-3f2a5b6c7d8e9f0a1b2c", "chatcmpl-4a", "chatcmpl-4b")
+    alone = serving("ingress-0", *(record(request_id=one) for one in ids))
+    two = Ingresses(alone)
+    async with started(two, alone) as address:
+        exit_code, text = await explained(address, "chatcmpl-3f2a5b6c7d8e9f…")
+        ambiguous, why = await explained(address, "chatcmpl-4")
+    assert (exit_code, ambiguous) == (0, 1)
+    assert f"request {ids[0]}" in text.splitlines()
+    assert "INVALID_ARGUMENT: request_id is 'chatcmpl-4'; allowed: a whole id, or as much" in " ".join(why.split())
+    assert "2 requests begin with this" in " ".join(why.split())
+
+
 @pytest.mark.parametrize("request_id", ["x" * 5000, "\x1b]0;owned\x07", "a\nb"])
 async def test_a_hostile_id_is_refused_in_few_printable_words(two: Ingresses, request_id: str) -> None:
     async with started(two, two._all[0]) as address:
