@@ -92,7 +92,7 @@ async def _end_requests(cluster: ScriptedCluster, rate: float, seconds: float) -
 def _measure_snapshots(num_engines: int, rate: float) -> None:
     cluster = ScriptedCluster(num_engines // 2)
     records = RequestRecords("ingress-0", cluster.store)
-    maker = SnapshotMaker(records, "ingress-0", "1", time.time())
+    maker = SnapshotMaker(records, lambda most: (), ingress="ingress-0", version="1", now_s=time.time())
     times_s, sizes = [], []
     for number in range(60):
         for index in range(int(rate * INTERVAL_S)):

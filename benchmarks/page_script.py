@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from playwright.async_api import async_playwright
 
-from cluster.observability.status import RequestView
 from tests.cluster.api.http.live_page.chromium_of_system import chromium_path
 from tests.cluster.api.http.live_page.scripted_cluster import ScriptedCluster, scripted_server
 
@@ -94,10 +93,7 @@ async def _serve(cluster: ScriptedCluster, rate: float, decode_s: float, seconds
             cluster.end_request(f"chatcmpl-{num_ended:032d}", ended_s=ended_s, decode_s=decode_s, pair=pair)
             num_ended += 1
         in_flight = range(num_ended, int(age_s * rate))
-        cluster.in_flight = tuple(
-            RequestView(f"chatcmpl-{n:032d}", began_s + n / rate, "decode", "prefill-0", "decode-0", 800, 9, 1)
-            for n in in_flight
-        )
+        cluster.show_in_flight({f"chatcmpl-{n:032d}": began_s + n / rate for n in in_flight})
         await asyncio.sleep(_TICK_S)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import reprlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.errors import AllowanceSpent, DeadlineUnreachable, Overloaded
+from cluster.errors import AllowanceSpent, DeadlineUnreachable, FieldViolation, InvalidRequest, Overloaded
 from cluster.observability.record_store import RecordStore
 from cluster.observability.record_writer import RecordWriter
 from cluster.observability.routing_figures import RoutingFigures, RoutingSummary
@@ -219,7 +220,26 @@ class RequestRecords:
         return list(found.values())
 
 
-def whole_id(request_id: str) -> str:
+def of_one_request(found: Sequence[RequestRecord], query: RecordQuery) -> list[RequestRecord]:
+    """Return those records that are of the one request that a query asks for.
+
+    found: of all ingresses; one that has no request of exactly this id has sent those that begin so
+    Raises InvalidRequest if no request has exactly this id, and several begin with it.
+    """
+    exact = [
+        one
+        for one in found
+        if query.names(one.tenant, one.request_id) or query.names_sample(one.tenant, one.request_id)
+    ]
+    number = len({_whole_id(one.request_id) for one in found})
+    if exact or number < 2:
+        return exact or list(found)
+    begin_so = f"{'at least ' if len(found) >= MAX_FOUND else ''}{number} requests begin with this"
+    allowed = f"a whole id, or as much of its beginning as no other request has: {begin_so}"
+    raise InvalidRequest(FieldViolation("request_id", reprlib.repr(query.request_id), allowed))
+
+
+def _whole_id(request_id: str) -> str:
     """Return the id of the call that a request belongs to: without the indices of prompt and sample, if it has them."""
     name, *indices = request_id.rsplit(".", 2)
     is_sample = name and len(indices) == 2 and all(index.isdecimal() for index in indices)

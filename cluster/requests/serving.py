@@ -331,9 +331,13 @@ class Serving:
         """Return the records of a request that is in flight or has ended, as RequestRecord.to_bytes(), oldest first."""
         return self.records.find(query, ((one.record, one.stopwatch) for one in self._in_flight.values()))
 
-    def live_records(self) -> list[RequestRecord]:
-        """Return the records of the requests in flight that engines have got, oldest first."""
-        return self.records.live((one.record, one.stopwatch) for one in self._in_flight.values())
+    def live_records(self, most: int) -> list[RequestRecord]:
+        """Return the records of those of the oldest requests in flight that engines have got, oldest first.
+
+        most: how many requests in flight are looked at
+        """
+        oldest = itertools.islice(self._in_flight.values(), most)
+        return self.records.live((one.record, one.stopwatch) for one in oldest)
 
     def _traced(
         self, request: GenerateRequest | VectorRequest, record: RecordWriter, stopwatch: Stopwatch

@@ -28,6 +28,7 @@ from cluster.errors import (
     NoEngineAvailable,
     Overloaded,
     PermissionDenied,
+    RecordNotFound,
     Unauthenticated,
 )
 
@@ -76,6 +77,8 @@ def error_of(error: ClusterError) -> HttpError:
             return HttpError(404, ErrorDetail(message, "invalid_request_error", "model", "adapter_not_found"))
         case EngineRefused():
             return HttpError(400, ErrorDetail(message, "invalid_request_error", None, "refused"))
+        case RecordNotFound():
+            return HttpError(404, ErrorDetail(message, "invalid_request_error", "request_id", "record_not_found"))
         case ModelNotFound():
             return HttpError(404, ErrorDetail(message, "invalid_request_error", "model", "model_not_found"))
         case Unauthenticated():

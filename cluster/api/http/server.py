@@ -85,8 +85,8 @@ class HttpServer:
         self._streams = handlers.streams
         access = access or AccessControl()
         hosts = AllowedHosts.of_server(host, allowed_hosts, asks_for_tokens=access.asks_for_tokens)
-        records = serving.records
-        self._feed = LiveFeed(live_view or view, lambda: SnapshotMaker(records, name, server_version(), time.time()))
+        make_maker = functools.partial(_snapshot_maker, serving, name)
+        self._feed = LiveFeed(live_view or view, make_maker)
 
         def page(*, has_other_port: bool) -> LivePage:
             reason = why_off(host, asks_for_tokens=access.asks_for_tokens, has_other_port=has_other_port)
@@ -125,6 +125,12 @@ class HttpServer:
         await self._in_progress.close(grace_s)
         listeners = [one for one in (self._listener, self._page_listener) if one is not None]
         await asyncio.gather(*(listener.close() for listener in listeners))
+
+
+def _snapshot_maker(serving: Serving, ingress: str) -> SnapshotMaker:
+    return SnapshotMaker(
+        serving.records, serving.live_records, ingress=ingress, version=server_version(), now_s=time.time()
+    )
 
 
 @dataclass(frozen=True, slots=True)

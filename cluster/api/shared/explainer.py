@@ -23,12 +23,11 @@ from cluster.errors import (
     RecordsAreOff,
 )
 from cluster.observability.request_records import (
-    MAX_FOUND,
     MAX_LAST,
     FoundRecords,
     RecordQuery,
     UnansweredIngress,
-    whole_id,
+    of_one_request,
 )
 from cluster.requests.serving import Serving
 from cluster.routing.request_record import RequestRecord
@@ -94,7 +93,7 @@ class Explainer:
             tenant = caller.tenant
         query = RecordQuery(request_id, tenant)
         found, unanswered = await self._find(query)
-        records = _of_one_request(found, query)
+        records = of_one_request(found, query)
         if not records:
             raise self._not_found(request_id, unanswered)
         kept = _that_fit(records[:_MAX_RECORDS], _MAX_BYTES)
@@ -186,24 +185,6 @@ def why_off_for_clients(settings: IngressConfig, *, asks_for_tokens: bool) -> st
             "for no tokens: set ingress.tokens, or ingress.admin_port and ask there"
         )
     return ""
-
-
-def _of_one_request(found: list[RequestRecord], query: RecordQuery) -> list[RequestRecord]:
-    """Return the records of the request that was asked for. An ingress without it may have sent others that begin so.
-
-    Raises InvalidRequest if no request has exactly this id, and several begin with it.
-    """
-    exact = [
-        one
-        for one in found
-        if query.names(one.tenant, one.request_id) or query.names_sample(one.tenant, one.request_id)
-    ]
-    number = len({whole_id(one.request_id) for one in found})
-    if exact or number < 2:
-        return exact or found
-    begin_so = f"{'at least ' if len(found) >= MAX_FOUND else ''}{number} requests begin with this"
-    allowed = f"a whole id, or as much of its beginning as no other request has: {begin_so}"
-    raise InvalidRequest(FieldViolation("request_id", reprlib.repr(query.request_id), allowed))
 
 
 def _that_fit(records: list[RequestRecord], max_bytes: int) -> list[RequestRecord]:

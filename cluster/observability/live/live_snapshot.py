@@ -1,13 +1,15 @@
 """Makes snapshots of a cluster for those who watch it live: encoded once, whoever many watch, and bounded in size.
 
-A snapshot has the engines, links and queues as they are now, and the stories of the requests that have ended since the
-snapshot before it. The first snapshot of a viewer has those of the last minute instead.
+A snapshot has the engines, links and queues as they are now, the phases of requests in flight as far as they are known,
+and the stories of the requests that have ended since the snapshot before it. The first snapshot of a viewer has those
+of the last minute instead.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Final, Protocol
 
 import msgspec
@@ -17,7 +19,7 @@ from cluster.observability.live.engine_totals import totals_of
 from cluster.observability.live.live_rates import LiveCluster, LiveEngine, LiveLink, LiveRates
 from cluster.observability.live.recent_figures import WINDOW_S, RecentFigures, RecentRequests
 from cluster.observability.status import ClusterView, RequestView
-from cluster.observability.stories.make_story import make_story
+from cluster.observability.stories.make_story import make_story, spans_of
 from cluster.planning.plan_record import PlanRecord
 from cluster.routing.request_record import RequestRecord
 
@@ -34,6 +36,7 @@ MAX_IN_FLIGHT: Final = 64
 """The most requests in flight of one snapshot."""
 _MAX_DECISIONS: Final = 20
 _MAX_TEXT: Final = 300
+_ARRIVED_AT_S: Final = attrgetter("arrived_at_s")
 
 
 class RecordFeed(Protocol):
@@ -42,6 +45,30 @@ class RecordFeed(Protocol):
     def since(self, number: int, most: int) -> tuple[int, list[RequestRecord]]:
         """Return the newest records after an earlier call's number, oldest first, and the number for the next call."""
         ...
+
+
+class LiveSpan(msgspec.Struct, frozen=True, array_like=True):
+    """A phase of a request in flight, in seconds from its arrival. ended_s: None if it goes on"""
+
+    phase: str
+    began_s: float
+    ended_s: float | None
+
+
+class LiveRequest(msgspec.Struct, frozen=True):
+    """A request in flight.
+
+    arrived_at_s, phase: see RequestView
+    engine: the one that decodes or will; "" if there is none yet
+    spans:  its phases so far, in the order of their beginnings; none before an engine has got it
+    """
+
+    request_id: str
+    tenant: str
+    arrived_at_s: float
+    phase: str
+    engine: str
+    spans: Sequence[LiveSpan]
 
 
 class LiveDecision(msgspec.Struct, frozen=True):
@@ -90,7 +117,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     figures: RecentFigures
     engines: Sequence[LiveEngine]
     links: Sequence[LiveLink]
-    in_flight: Sequence[RequestView]
+    in_flight: Sequence[LiveRequest]
     stories: Sequence[msgspec.Raw]
     decisions: Sequence[LiveDecision]
     plan: LivePlan | None
@@ -105,14 +132,24 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class SnapshotMaker:
     """Makes the snapshots of one ingress, one after the other."""
 
-    def __init__(self, records: RecordFeed, ingress: str, version: str, now_s: float) -> None:
+    def __init__(
+        self,
+        records: RecordFeed,
+        live_records: Callable[[int], Iterable[RequestRecord]],
+        *,
+        ingress: str,
+        version: str,
+        now_s: float,
+    ) -> None:
         """Begin with the requests that are kept.
 
-        records: of the ingress's requests
-        ingress: its name; version: of raypd
-        now_s:   Unix time
+        records:      of the ingress's requests that have ended
+        live_records: returns the records of so many requests in flight, the oldest ones
+        ingress:      its name; version: of raypd
+        now_s:        Unix time
         """
         self._records = records
+        self._live_records = live_records
         self._ingress, self._version = ingress, version
         self._rates = LiveRates()
         self._recent = RecentRequests(now_s)
@@ -156,7 +193,10 @@ class SnapshotMaker:
         controller = view.controller
         engines = [_short_engine(one) for one in live.engines[:_MAX_ENGINES]]
         links = sorted(live.links, key=lambda link: -(link.bytes_per_s or 0.0))[:_MAX_LINKS]
-        in_flight = sorted(view.requests, key=lambda request: request.arrived_at_s)[:MAX_IN_FLIGHT]
+        oldest = sorted(view.requests, key=_ARRIVED_AT_S)[:MAX_IN_FLIGHT]
+        live_records = self._live_records(MAX_IN_FLIGHT) if oldest else ()
+        spans = {(one.tenant, one.request_id): _live_spans(one) for one in live_records}
+        in_flight = [_live_request(one, spans.get((one.tenant, one.request_id), ())) for one in oldest]
         return Snapshot(
             number=self._number,
             is_first=False,
@@ -205,6 +245,14 @@ def _within(stories: Sequence[msgspec.Raw], max_bytes: int) -> tuple[list[msgspe
             break
         kept += 1
     return list(stories[len(stories) - kept :]), len(stories) - kept
+
+
+def _live_request(view: RequestView, spans: Sequence[LiveSpan]) -> LiveRequest:
+    return LiveRequest(view.request_id, view.tenant, view.arrived_at_s, view.phase, view.decode_engine, spans)
+
+
+def _live_spans(record: RequestRecord) -> list[LiveSpan]:
+    return [LiveSpan(one.phase, one.began_s, one.ended_s) for one in spans_of(record)]
 
 
 def _ended_s(record: RequestRecord) -> float:

@@ -22,7 +22,7 @@ _PREEMPTED: Final = Phase.PREEMPTED
 def make_story(record: RequestRecord) -> RequestStory:
     """Return the story of a request, as far as its record goes. Pure."""
     duration_s = record.duration_s if record.duration_s is not None else record.in_flight_s or 0.0
-    spans = tuple(sorted(_spans(record), key=_BEGAN_S))
+    spans = spans_of(record)
     last = record.attempts[-1] if record.attempts else None
     handoff, computing, num_moves, num_preemptions = None, None, 0, 0
     for one in record.attempts:
@@ -61,6 +61,11 @@ def make_story(record: RequestRecord) -> RequestStory:
         events=tuple(sorted(_events(record, spans), key=_AT_S)),
         cause=find_cause(record, spans, duration_s),
     )
+
+
+def spans_of(record: RequestRecord) -> tuple[PhaseSpan, ...]:
+    """Return the phases of a request, as far as its record goes, in the order of their beginnings."""
+    return tuple(sorted(_spans(record), key=_BEGAN_S))
 
 
 def number_attempts(record: RequestRecord) -> Iterator[tuple[int, AttemptRecord]]:

@@ -13,6 +13,7 @@ STATIC: Final = Path(__file__).with_name("static")
 PAGE_PATH: Final = "/ui"
 EVENTS_PATH: Final = "/ui/events"
 TRACE_PATH: Final = "/ui/trace.json"
+REQUEST_PATH: Final = "/ui/request.json"
 _INDEX: Final = "index.html"
 _TYPES: Final = MappingProxyType(
     {".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8"}

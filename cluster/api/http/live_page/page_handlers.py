@@ -16,13 +16,13 @@ from cluster.access.access_control import AccessControl
 from cluster.access.caller import current_caller
 from cluster.api.http.app import Call, Endpoint, Guards, Handler, ServerState, make_app
 from cluster.api.http.live_page.live_feed import LiveFeed
-from cluster.api.http.live_page.page_files import EVENTS_PATH, HEADERS, TRACE_PATH, PageFile, page_files
+from cluster.api.http.live_page.page_files import EVENTS_PATH, HEADERS, REQUEST_PATH, TRACE_PATH, PageFile, page_files
 from cluster.api.http.open_streams import OpenStreams
 from cluster.api.http.receiving.hosts import AllowedHosts
 from cluster.api.http.streams import EventStream
 from cluster.api.shared.calls_in_progress import CallsInProgress
-from cluster.errors import PermissionDenied
-from cluster.observability.request_records import RecordQuery
+from cluster.errors import FieldViolation, InvalidRequest, PermissionDenied, RecordNotFound
+from cluster.observability.request_records import RecordQuery, of_one_request
 from cluster.observability.stories.chrome_trace import chrome_trace
 from cluster.observability.stories.make_story import make_story
 from cluster.routing.request_record import RequestRecord
@@ -57,7 +57,8 @@ class LivePage:
     def routes(self, state: ServerState) -> Iterator[Route]:
         """Yield the routes of the page. state: of the server that answers them"""
         handlers = {path: self._file_handler(file) for path, file in page_files().items()}
-        for path, handler in {**handlers, EVENTS_PATH: self.events, TRACE_PATH: self.trace}.items():
+        own: dict[str, Handler] = {EVENTS_PATH: self.events, REQUEST_PATH: self.request, TRACE_PATH: self.trace}
+        for path, handler in (handlers | own).items():
             yield Route(path, Endpoint(handler, state, is_work=False), methods=["GET"])
 
     async def events(self, call: Call) -> Response:
@@ -67,6 +68,24 @@ class LivePage:
         current_caller().check_administers()
         self._feed.check_room()
         return EventStream(f"ui-{uuid.uuid4().hex}", MappingProxyType({}), self._feed.watch(), self._streams)
+
+    async def request(self, call: Call) -> Response:
+        """Answer with the stories of one of this ingress's requests, in flight or ended, and of its samples.
+
+        The query has its id, or the beginning of it, and the tenant if only its requests are meant.
+        Raises PermissionDenied, InvalidRequest, RecordNotFound.
+        """
+        self._check_on()
+        current_caller().check_administers()
+        asked = call.request.query_params
+        if not (request_id := asked.get("id", "")):
+            raise InvalidRequest(FieldViolation("id", "missing", "the id of a request, or the beginning of it"))
+        query = RecordQuery(request_id, asked.get("tenant"))
+        found = [RequestRecord.from_bytes(one) for one in self._find_records(query)]
+        stories = [make_story(one).to_json() for one in of_one_request(found, query)]
+        if not stories:
+            raise RecordNotFound(request_id, "This page finds those in flight and the last ones of its ingress", [])
+        return Response(b'{"stories":[%b]}' % b",".join(stories), 200, dict(HEADERS), "application/json")
 
     async def trace(self, call: Call) -> Response:
         """Answer with this ingress's last requests as a trace for Perfetto. Raises PermissionDenied."""

@@ -106,7 +106,7 @@ async def test_the_beginning_of_an_id_is_enough_where_no_other_request_begins_so
     one = make(record(request_id="chat-3f"), record(request_id="chat-4a"), *samples)
     assert seen(await one.explain("chat-3", None, ANYBODY)) == [("", "chat-3f")]
     assert seen(await one.explain("cm", None, ANYBODY)) == [("", "cmpl-5.0.0"), ("", "cmpl-5.0.1")]
-    with pytest.raises(InvalidRequest, match="request_id is 'chat'; allowed: .* 2 requests begin with this"):
+    with pytest.raises(InvalidRequest, match=r"request_id is 'chat'; allowed: .* 2 requests begin with this"):
         await one.explain("chat", None, ANYBODY)
     many = make(*(record(request_id=f"r{n}") for n in range(100)))
     with pytest.raises(InvalidRequest, match="at least 32 requests begin with this"):

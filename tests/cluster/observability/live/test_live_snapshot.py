@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.observability.live import live_snapshot
@@ -19,7 +20,7 @@ from cluster.observability.live.live_snapshot import (
 from cluster.observability.status import ClusterView, ControllerView, Decision, EngineView, RequestView
 from cluster.observability.stories.make_story import make_story
 from cluster.observability.stories.request_story import RequestStory
-from cluster.routing.request_record import RequestRecord
+from cluster.routing.request_record import AttemptRecord, EngineTimes, RequestRecord
 
 NOW_S = 5000.0
 
@@ -48,9 +49,10 @@ def view(now_s: float = NOW_S, **fields: Any) -> ClusterView:
     return ClusterView(**given)
 
 
-def _maker(*records: RequestRecord) -> tuple[SnapshotMaker, Feed]:
+def _maker(*records: RequestRecord, live: tuple[RequestRecord, ...] = ()) -> tuple[SnapshotMaker, Feed]:
     feed = Feed(*records)
-    return SnapshotMaker(feed, "ingress-0", "1.2", NOW_S), feed
+    maker = SnapshotMaker(feed, lambda most: live[:most], ingress="ingress-0", version="1.2", now_s=NOW_S)
+    return maker, feed
 
 
 def _ids(data: bytes) -> list[str]:
@@ -58,7 +60,10 @@ def _ids(data: bytes) -> list[str]:
 
 
 def test_a_snapshot_has_engines_figures_and_the_bottleneck_in_words() -> None:
-    maker, _ = _maker(ended("a", ttft_s=0.25))
+    submitted = AttemptRecord(0.25, ("decode-0",), "prefill-0", prefill=EngineTimes(0.5, 0.25), first_token_s=1.0)
+    live_record = RequestRecord("live", "t", "ingress-0", NOW_S - 3, attempts=(submitted,), in_flight_s=3.0)
+    other = replace_struct(live_record, tenant="u")
+    maker, _ = _maker(ended("a", ttft_s=0.25), live=(live_record, other))
     decisions = (Decision(NOW_S - 5, "started decode-0"),)
     request = RequestView("live", NOW_S - 3, "decode", "prefill-0", "decode-0", 10, 2, 1, tenant="t")
     shown = json.loads(maker.make(view(requests=(request,), controller=ControllerView(decisions=decisions))))
@@ -77,6 +82,12 @@ def test_a_snapshot_has_engines_figures_and_the_bottleneck_in_words() -> None:
         NOW_S - 3,
         "decode",
     )
+    assert live["spans"] == [
+        ["admission", 0.0, 0.25],
+        ["queue", 0.25, 0.75],
+        ["unreported", 0.25, None],
+        ["prefill", 0.75, 1.0],
+    ]
     [story] = shown["stories"]
     assert (story["request_id"], story["outcome"], story["duration_s"]) == ("a", "stop", 1.0)
 

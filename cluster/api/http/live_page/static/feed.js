@@ -12,6 +12,13 @@ export function fetchAsOperator(url) {
   return fetch(url, { headers, cache: "no-store", credentials: "omit" });
 }
 
+/** Fetch JSON as the operator. Throws an error with the server's reason. */
+export async function fetchJson(url) {
+  const answer = await fetchAsOperator(url);
+  if (!answer.ok) throw new Error(await reasonOf(answer));
+  return answer.json();
+}
+
 /** Yield the data of each event in a stream of server-sent events. */
 export async function* eventsOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();

@@ -1,6 +1,6 @@
 // Draws the requests of the last minute as lanes of coloured phases on a canvas, and finds the request at a point.
 
-import { phaseColours } from "./phases.js";
+import { phaseColours, RANK } from "./phases.js";
 import { WINDOW_S } from "./requests.js";
 import { Strip } from "./strip.js";
 
@@ -12,7 +12,8 @@ const LANES_STEP = 10;
 const AXIS_HEIGHT = 18;
 const MIN_HEIGHT = 130;
 const MAX_HEIGHT = 380;
-const LIVE_PHASES = { admitted: "admission", prefill: "prefill", decode: "decode" };
+// Of a request in flight that no engine has got, no phase is sent.
+const AT_THE_INGRESS = [["admission", 0, null]];
 
 export class Lanes {
   /** on.select(item): a request is selected by a key; on.open(item): it is to be shown; on.more(): draw() has more to draw */
@@ -112,9 +113,15 @@ export class Lanes {
   #drawLive(item, width, room) {
     const top = item.lane * this.laneHeight;
     if (item.lane < 0 || top + this.laneHeight > room) return;
-    const left = Math.max(0, this.#x(item.start, width));
-    this.context.fillStyle = this.colours.get(LIVE_PHASES[item.live.phase] || "unreported");
-    this.context.fillRect(left, top, Math.max(1, width - left), this.#tall());
+    const spans = item.live.spans.length > 0 ? item.live.spans : AT_THE_INGRESS;
+    const ranked = [...spans].sort((one, other) => RANK.get(one[0]) - RANK.get(other[0]));
+    for (const [phase, began, ended] of ranked) {
+      const left = Math.max(0, this.#x(item.start + began, width));
+      const right = ended === null ? width : this.#x(item.start + ended, width);
+      if (right < left) continue;
+      this.context.fillStyle = this.colours.get(phase);
+      this.context.fillRect(left, top, Math.max(1, right - left), this.#tall());
+    }
   }
 
   #frameSelected(context, width) {
@@ -146,11 +153,11 @@ export class Lanes {
     const item = this.itemAt(event.offsetX, event.offsetY);
     if (item === null) return;
     this.#select(item);
-    if (item.story !== null) this.on.open(item);
+    this.on.open(item);
   }
 
   #key(event) {
-    const items = this.requests.ended();
+    const items = this.requests.all();
     const at = items.findIndex((item) => item.key === this.selected);
     const steps = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 };
     if (event.key in steps && items.length > 0) {

@@ -18,7 +18,7 @@ const requests = new Requests();
 const waterfall = new Waterfall(byId("story"));
 const frames = new Frames();
 const lanes = new Lanes(byId("lanes"), requests, {
-  open: (item) => waterfall.show(item.story),
+  open: openItem,
   select: showSelected,
   more: () => frames.ask("lanes", drawLanes),
 });
@@ -49,6 +49,7 @@ function showSnapshot(snapshot) {
     showSlowest();
   });
   frames.ask("decisions", () => showDecisions(snapshot));
+  waterfall.refresh();
   // For those who test the page: the last snapshot of which all is drawn.
   frames.ask("end", () => (document.documentElement.dataset.snapshot = String(snapshot.number)));
   moveLanesBefore(snapshot.now_s);
@@ -105,10 +106,26 @@ function showRest(snapshot) {
 
 function showSelected(item) {
   if (item.story === null) {
-    const { request_id: id, phase, decode_engine: engine } = item.live;
+    const { request_id: id, phase, engine } = item.live;
     setText(byId("lanes-selected"), `${id}: in flight, ${phase} at ${engine || "no engine yet"}, ${seconds(requests.now - item.start)}`);
   } else {
     setText(byId("lanes-selected"), `${item.story.request_id}: ${seconds(item.story.duration_s)}, ${item.story.cause}`);
+  }
+}
+
+/** Show the waterfall of a lane: of a request in flight so far as it has come. */
+function openItem(item) {
+  if (item.story !== null) waterfall.show(item.story);
+  else find(item.live.request_id, item.live.tenant, byId("lanes-selected"));
+}
+
+/** Show the waterfall of a request by its id or the beginning of it; problem: the element that says why there is none */
+async function find(id, tenant, problem) {
+  try {
+    await waterfall.find(id, tenant);
+    if (problem === byId("find-problem")) setText(problem, "");
+  } catch (error) {
+    setText(problem, error.message);
   }
 }
 
@@ -201,6 +218,10 @@ async function saveTrace() {
 }
 
 byId("trace").addEventListener("click", saveTrace);
+byId("find").addEventListener("submit", (event) => {
+  event.preventDefault();
+  find(byId("find-id").value.trim(), null, byId("find-problem"));
+});
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 prefersDark.addEventListener("change", (event) => setTheme(event.matches));
 byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));

@@ -47,9 +47,9 @@ export class Requests {
     return this.items.get(key) || this.live.get(key);
   }
 
-  /** Return the requests that have ended, by their arrival. */
-  ended() {
-    return [...this.items.values()].sort((a, b) => a.start - b.start);
+  /** Return the requests that have ended or are in flight, by their arrival. */
+  all() {
+    return [...this.items.values(), ...this.live.values()].sort((a, b) => a.start - b.start);
   }
 
   /** Return the requests that took longest, the longest first. To sort thousands with each snapshot would take longer. */

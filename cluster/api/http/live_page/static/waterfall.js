@@ -1,5 +1,6 @@
 // The dialog with one request: its cause in words, its figures, and its phases on a time axis.
 
+import { fetchJson } from "./feed.js";
 import { element, save, seconds, showFacts, size } from "./format.js";
 import { LABEL } from "./phases.js";
 
@@ -8,9 +9,34 @@ export class Waterfall {
     this.dialog = dialog;
     this.part = (name) => dialog.querySelector(`#story-${name}`);
     this.story = null;
+    this.isAsking = false;
     this.part("close").addEventListener("click", () => dialog.close());
     this.part("copy").addEventListener("click", () => this.#copy());
     this.part("save").addEventListener("click", () => this.#save());
+  }
+
+  /**
+   * Show a request in flight or ended. Throws an error with the reason if there is none.
+   * id: the whole one, or as much of its beginning as names one request; tenant: null if it may be anybody's
+   */
+  async find(id, tenant = null) {
+    this.show(await storyOf(id, tenant));
+  }
+
+  /** Show how far the request has come that is shown, if it was in flight. */
+  async refresh() {
+    if (!this.dialog.open || this.story.outcome !== null || this.isAsking) return;
+    const shown = this.story;
+    this.isAsking = true;
+    try {
+      const story = await storyOf(shown.request_id, shown.tenant);
+      // Meanwhile another request may be shown, or none.
+      if (this.dialog.open && this.story === shown) this.show(story);
+    } catch (error) {
+      if (this.story === shown) this.part("cause").textContent = `${shown.cause} (nothing newer: ${error.message})`;
+    } finally {
+      this.isAsking = false;
+    }
   }
 
   show(story) {
@@ -39,6 +65,13 @@ export class Waterfall {
   #save() {
     save(JSON.stringify(this.story, null, 2), "request.json");
   }
+}
+
+async function storyOf(id, tenant) {
+  const query = new URLSearchParams(tenant === null ? { id } : { id, tenant });
+  const { stories } = await fetchJson(`ui/request.json?${query}`);
+  // The samples of one call have a story each: the longest one is what the call waited for.
+  return stories.reduce((longest, story) => (story.duration_s > longest.duration_s ? story : longest));
 }
 
 function factsOf(story) {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 
 from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.access.access_control import AccessControl
 from cluster.api.http.server import HttpServer
 from cluster.observability.record_store import RecordStore
-from cluster.observability.request_records import RequestRecords
+from cluster.observability.record_writer import RecordWriter
+from cluster.observability.request_records import RecordQuery, RequestRecords
 from cluster.observability.status import ClusterView, ControllerView, Decision, EngineView, RequestView
+from cluster.observability.stopwatch import Stopwatch
 from cluster.routing.request_record import AttemptRecord, EngineTimes, RequestRecord
 from cluster.settings.http import HttpConfig
 from kv_transfer.params import TransferRole
@@ -33,8 +35,32 @@ class ScriptedCluster:
         self.num_waiting = self.num_held = 0
         self.decode_kv_used = 0.4
         self.in_flight: tuple[RequestView, ...] = ()
+        self.live_records: tuple[RequestRecord, ...] = ()
         self.store = RecordStore(max_records, 64 << 20)
         self._began_s = time.time()
+
+    def show_in_flight(self, arrivals: Mapping[str, float]) -> None:
+        """Let these requests alone be in flight, by their Unix times of arrival: all of them decode.
+
+        Each was in the queue of prefill-0 for 0.05 s and its prompt was computed for 0.3 s.
+        """
+        now_s = time.time()
+        self.in_flight = tuple(
+            RequestView(name, arrived_s, "decode", "prefill-0", "decode-0", 800, 9, 1)
+            for name, arrived_s in arrivals.items()
+        )
+        attempt = AttemptRecord(
+            0.002,
+            ("decode-0",),
+            "prefill-0",
+            num_new_tokens=9,
+            prefill=EngineTimes(0.05, 0.3, 800),
+            first_token_s=0.352,
+        )
+        self.live_records = tuple(
+            RequestRecord(name, "", "ingress-0", arrived_s, None, 1, 800, 9, (attempt,), in_flight_s=now_s - arrived_s)
+            for name, arrived_s in arrivals.items()
+        )
 
     def end_request(
         self,
@@ -121,13 +147,29 @@ class ScriptedCluster:
         )
 
 
+class _ScriptedRecords(RequestRecords):
+    """The records of a scripted cluster, those in flight included."""
+
+    def __init__(self, cluster: ScriptedCluster) -> None:
+        super().__init__("ingress-0", cluster.store)
+        self._cluster = cluster
+
+    def live(self, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[RequestRecord]:
+        del in_flight
+        return list(self._cluster.live_records)
+
+    def find(self, query: RecordQuery, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[bytes]:
+        live = [one.to_bytes() for one in self._cluster.live_records if query.names(one.tenant, one.request_id)]
+        return live or super().find(query, in_flight)
+
+
 @asynccontextmanager
 async def scripted_server(
     cluster: ScriptedCluster, access: AccessControl | None = None, port: int = 0
 ) -> AsyncIterator[int]:
     """Serve the page of a scripted cluster; gives the port."""
     serving = chat_pair().serving
-    serving.records = RequestRecords("ingress-0", cluster.store)
+    serving.records = _ScriptedRecords(cluster)
     server = HttpServer(
         serving, cluster.view, HttpConfig(port=port), 60.0, host="127.0.0.1", access=access, name="ingress-0"
     )

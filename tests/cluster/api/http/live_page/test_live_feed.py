@@ -32,7 +32,7 @@ class _Source:
 
     def make_maker(self) -> SnapshotMaker:
         self.num_makers += 1
-        return SnapshotMaker(self.records, "ingress-0", "1", NOW_S)
+        return SnapshotMaker(self.records, lambda most: (), ingress="ingress-0", version="1", now_s=NOW_S)
 
 
 @asynccontextmanager

@@ -54,7 +54,7 @@ _IN_PARTS_AND_AT_ONCE: Final = """async () => {
       const stories = [];
       for (let n = 0; n < 40; n += 1) stories.push(queued(`${second}-${n}`, second - 1.2 + (n % 8) * 0.05, 0.8));
       if (second % 10 === 0) stories.push(queued(`long-${second}`, second - 40, 40));
-      const live = [{ tenant: "", request_id: "live", arrived_at_s: 50, phase: "decode" }];
+      const live = [{ tenant: "", request_id: "live", arrived_at_s: 50, phase: "decode", spans: [] }];
       requests.update(snapshot(second, stories, second >= 50 && second < 70 ? live : []));
       inParts.draw();
       if (second === 20) inParts.canvas.style.width = "1201px";
@@ -97,6 +97,41 @@ async def test_requests_drawn_as_they_end_look_like_all_of_them_drawn_at_once(ch
     assert found["numUnlike"] == 0
 
 
+async def test_a_request_in_flight_has_the_colours_of_its_phases_so_far(chromium: Browser) -> None:
+    seen = await _evaluated(
+        chromium,
+        """async () => {
+            const { Lanes } = await import("/ui/lanes.js");
+            const { phaseColours } = await import("/ui/phases.js");
+            const canvas = document.body.appendChild(document.createElement("canvas"));
+            canvas.style.cssText = "display: block; width: 1200px; height: 130px";
+            const requests = new Requests();
+            const opened = [];
+            const on = { more() {}, open: (item) => opened.push(item.key), select() {} };
+            const lanes = new Lanes(canvas, requests, on);
+            while (lanes.width === 0) await new Promise(requestAnimationFrame);
+            const spans = [
+              ["admission", 0, 10], ["queue", 10, 20], ["unreported", 10, null], ["prefill", 20, 30],
+              ["decode", 40, null],
+            ];
+            const live = (id, spans) => ({ tenant: "", request_id: id, arrived_at_s: 5, phase: "decode", spans });
+            requests.update(snapshot(60, [], [live("r", spans), live("new", [])]));
+            lanes.draw();
+            const names = new Map([...phaseColours()].map(([name, colour]) => [colour, name]));
+            const context = canvas.getContext("2d"), ratio = window.devicePixelRatio;
+            const at = (second, lane) => {
+              const y = (lane + 0.4) * lanes.laneHeight;
+              const data = context.getImageData(second * 20 * ratio, y * ratio, 1, 1).data;
+              return names.get("#" + [...data.slice(0, 3)].map((one) => one.toString(16).padStart(2, "0")).join(""));
+            };
+            canvas.dispatchEvent(new MouseEvent("click", { clientX: canvas.getBoundingClientRect().left + 400,
+              clientY: canvas.getBoundingClientRect().top + 3 }));
+            return [[10, 20, 30, 40, 55].map((second) => at(second, 0)), at(20, 1), opened.length];
+        }""",
+    )
+    assert seen == [["admission", "queue", "prefill", "unreported", "decode"], "admission", 1]
+
+
 async def test_a_minute_of_200_requests_a_second_is_kept(chromium: Browser) -> None:
     kept = await _evaluated(
         chromium,
@@ -121,7 +156,8 @@ async def test_a_request_keeps_its_lane_when_it_ends_and_a_lane_is_free_again(ch
         chromium,
         """async () => {
             const requests = new Requests();
-            const live = (id, arrived_at_s) => ({ tenant: "", request_id: id, arrived_at_s, phase: "decode" });
+            const live = (id, arrived_at_s) =>
+              ({ tenant: "", request_id: id, arrived_at_s, phase: "decode", spans: [] });
             const laneOf = (id) => [...requests.items.values(), ...requests.live.values()]
               .find((item) => (item.story || item.live).request_id === id)?.lane;
             const found = [];

@@ -81,6 +81,32 @@ async def test_the_last_requests_are_a_trace_for_perfetto_which_only_operators_g
         assert {"first", "second"} <= set(ids)
 
 
+async def test_one_request_is_found_by_the_beginning_of_its_id_for_operators_only(tmp_path: Path) -> None:
+    async with http_setup(access=access(tmp_path / "tokens")) as setup:
+        store = RecordStore(10, 1 << 20)
+        for name, tenant in (("chat-3f", "a"), ("chat-4a", "a"), ("chat-3f", "b")):
+            store.put(record(request_id=name, tenant=tenant))
+        setup.pair.serving.records = RequestRecords("ingress-0", store)
+        assert (await setup.http.get("/ui/request.json?id=chat-3f")).status_code == 401
+        refused = await setup.http.get("/ui/request.json?id=chat-3f", headers={"authorization": f"Bearer {ALICE}"})
+        assert refused.status_code == 403
+
+        async def asked(query: str) -> httpx2.Response:
+            return await setup.http.get(f"/ui/request.json{query}", headers={"authorization": f"Bearer {OPS}"})
+
+        found = await asked("?id=chat-3&tenant=b")
+        assert {name: found.headers[name] for name in HEADERS} == dict(HEADERS)
+        assert [(one["tenant"], one["request_id"]) for one in found.json()["stories"]] == [("b", "chat-3f")]
+        assert [one["tenant"] for one in (await asked("?id=chat-3f")).json()["stories"]] == ["a", "b"]
+        for query, status, reason in (
+            ("", 400, "id is missing"),
+            ("?id=chat", 400, "2 requests begin with this"),
+            ("?id=never", 404, "no record of request 'never'"),
+        ):
+            answer = await asked(query)
+            assert (answer.status_code, reason in answer.json()["error"]["message"]) == (status, True)
+
+
 async def test_a_page_of_another_host_cannot_read_it() -> None:
     async with http_setup() as setup:
         assert (await setup.http.get("/ui/events", headers={"host": "evil.example"})).status_code == 421
@@ -97,7 +123,7 @@ async def test_with_a_port_of_its_own_the_page_is_only_there() -> None:
             assert (await _first(http, f"{own}/ui/events"))["model"] == "tiny"
             assert (await http.get(f"{own}/ui")).status_code == 200
             assert (await http.get(f"{own}/v1/models")).status_code == 404, "clients have nothing to do there"
-            for path in ("/ui", "/ui/events", "/ui/trace.json"):
+            for path in ("/ui", "/ui/events", "/ui/request.json?id=r", "/ui/trace.json"):
                 refused = await http.get(f"http://127.0.0.1:{port}{path}")
                 assert refused.status_code == 403
                 assert "ingress.http.admin_port" in refused.json()["error"]["message"]

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from cluster.observability.status import RequestView
 from tests.cluster.api.grpc.test_access import ALICE, OPS, access
 from tests.cluster.api.http.live_page.opened_page import opened
 from tests.cluster.api.http.live_page.scripted_cluster import HOSTILE, ScriptedCluster, scripted_server
@@ -55,7 +54,7 @@ async def test_the_page_shows_the_cluster_and_takes_no_name_for_markup(chromium:
     cluster = _cluster()
     cluster.num_waiting = 7
     cluster.end_request(HOSTILE, queued_s=4.0)
-    cluster.in_flight = (RequestView("live-1", time.time() - 2, "decode", "prefill-0", "decode-0", 10, 3, 1),)
+    cluster.show_in_flight({"live-1": time.time() - 2})
     async with scripted_server(cluster) as port, opened(chromium, port) as shown:
         page = shown.page
         await expect(page.locator("#health")).to_contain_text("Prefill queue: 7 requests wait for prefill at prefill-0")
@@ -111,6 +110,44 @@ async def test_a_slow_request_is_explained_by_mouse_and_by_keys(chromium: Browse
         await page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 4)
         await expect(page.locator("#story-title")).to_have_text("long")
         assert (shown.complaints, shown.foreign) == ([], [])
+
+
+async def test_a_request_in_flight_is_shown_so_far_and_followed_to_its_end(chromium: Browser) -> None:
+    cluster = ScriptedCluster()
+    cluster.show_in_flight({"live-one": time.time() - 20})
+    async with scripted_server(cluster) as port, opened(chromium, port) as shown:
+        page = shown.page
+        await expect(page.locator("html")).to_have_attribute("data-snapshot", re.compile("."))
+        await page.locator("#lanes").focus()
+        await page.keyboard.press("ArrowLeft")
+        await expect(page.locator("#lanes-selected")).to_contain_text("live-one: in flight, decode at decode-0")
+        await page.keyboard.press("Enter")
+        facts = page.locator("#story-facts")
+        await expect(page.locator("#story-title")).to_have_text("live-one")
+        await expect(facts).to_contain_text("in flight")
+        await expect(page.locator("#story-spans .span", has_text="queue, prefill-0")).to_contain_text("50.0 ms")
+        cluster.live_records = cluster.in_flight = ()
+        cluster.end_request("live-one", decode_s=20.0)
+        await expect(facts).to_contain_text("stop")
+        await page.keyboard.press("Escape")
+        assert (shown.complaints, shown.foreign) == ([], [])
+
+
+async def test_a_request_is_found_by_the_beginning_of_its_id(chromium: Browser) -> None:
+    cluster = _cluster()
+    async with scripted_server(cluster) as port, opened(chromium, port) as shown:
+        page = shown.page
+        await page.fill("#find-id", "chatcmpl")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#find-problem")).to_contain_text("as much of its beginning as no other request has")
+        cluster.end_request("rare-one")
+        await page.fill("#find-id", "rare")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#story-title")).to_have_text("rare-one")
+        await page.keyboard.press("Escape")
+        await expect(page.locator("#find-problem")).to_be_empty()
+        # A browser's console has the statuses of refused calls, which is all right.
+        assert [one for one in shown.complaints if "400" not in one] == []
 
 
 async def test_four_slow_requests_are_explained_by_the_page_alone(chromium: Browser) -> None:
