@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Final
-
-import msgspec
 
 from cluster.observability.stories.request_story import Phase, PhaseSpan
 from cluster.routing.request_record import AttemptRecord, RequestRecord
@@ -24,20 +22,39 @@ _TRANSFER_EXPOSED: Final = Phase.TRANSFER_EXPOSED
 _BATCH: Final = Phase.BATCH
 _PREEMPTED: Final = Phase.PREEMPTED
 _PREFILL: Final = Phase.PREFILL
+_DECODE: Final = Phase.DECODE
 _UNREPORTED: Final = Phase.UNREPORTED
-_WORK: Final = frozenset({Phase.PREFILL, Phase.DECODE, Phase.UNREPORTED})
 
 
-class _Loss(msgspec.Struct, frozen=True):
-    """A time in which nothing was computed that counted.
+class _Longest:
+    """The longest loss that counts: a time in which nothing was computed that counted.
 
-    describe:        returns the loss in words, which only the cause's are needed of
-    is_before_token: whether the first token came later
+    words: returns it in words, which are made of the cause only; None if no loss counts
     """
 
-    seconds: float
-    describe: Callable[[], str]
-    is_before_token: bool = False
+    __slots__ = ("_least_before_token_s", "_least_s", "_seconds", "words")
+
+    def __init__(self, duration_s: float, ttft_s: float | None) -> None:
+        self._seconds = 0.0
+        self._least_s = _MIN_PART * duration_s
+        self._least_before_token_s = self._least_s
+        if ttft_s is not None:
+            self._least_before_token_s = min(self._least_s, max(_MIN_OF_TTFT_S, _MIN_PART_OF_TTFT * ttft_s))
+        self.words: Callable[[], str] | None = None
+
+    def is_beaten_by(self, seconds: float) -> bool:
+        """Take the time of a loss if it is longer and counts, and return whether it does."""
+        if seconds <= self._seconds or seconds < self._least_s:
+            return False
+        self._seconds = seconds
+        return True
+
+    def is_beaten_before_token_by(self, seconds: float) -> bool:
+        """Do what is_beaten_by() does, for a loss before the first token."""
+        if seconds <= self._seconds or seconds < self._least_before_token_s:
+            return False
+        self._seconds = seconds
+        return True
 
 
 def find_cause(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float) -> str:
@@ -48,13 +65,15 @@ def find_cause(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: 
     """
     if not record.attempts:
         return f"no engine has had it: it spent {in_words(duration_s)} at the ingress"
-    longest: _Loss | None = None
-    for loss in _losses(record, spans, duration_s):
-        is_longer = longest is None or loss.seconds > longest.seconds
-        if is_longer and _counts(loss, duration_s, record.ttft_s):
-            longest = loss
-    if longest is not None:
-        return longest.describe()
+    longest = _Longest(duration_s, record.ttft_s)
+    _add_failures(longest, record, duration_s)
+    admitted_s = record.attempts[0].began_s
+    if longest.is_beaten_before_token_by(admitted_s):
+        longest.words = partial(_admission, admitted_s)
+    _add_waits(longest, record, spans, duration_s)
+    _add_unread(longest, record)
+    if longest.words is not None:
+        return longest.words()
     failed = next((one.failure for one in record.attempts if one.failure), "")
     return _work(record, spans, duration_s) + (f"; on the way, {failed}" if failed else "")
 
@@ -66,55 +85,33 @@ def in_words(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
 
 
-def _counts(loss: _Loss, duration_s: float, ttft_s: float | None) -> bool:
-    if loss.seconds > 0 and loss.seconds >= _MIN_PART * duration_s:
-        return True
-    if not loss.is_before_token or ttft_s is None:
-        return False
-    return loss.seconds >= max(_MIN_OF_TTFT_S, _MIN_PART_OF_TTFT * ttft_s)
-
-
-def _losses(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float) -> Iterator[_Loss]:
-    yield from _failures(record, duration_s)
-    last = record.attempts[-1]
-    newest = max([span.attempt for span in spans], default=0)
-    of_last = [span for span in spans if span.attempt == newest]
-    admitted_s = record.attempts[0].began_s
-    yield _Loss(
-        admitted_s,
-        lambda: f"spent {in_words(admitted_s)} at the ingress before an engine got it: admission, tokenization",
-        is_before_token=True,
-    )
-    yield from _queues(last, of_last, duration_s, is_first=len(record.attempts) == 1)
-    for span in of_last:
-        if span.phase is _TRANSFER_EXPOSED:
-            yield _Loss(span.seconds(duration_s), partial(_transfer, last, span, duration_s))
-        elif span.phase is _BATCH:
-            yield _Loss(span.seconds(duration_s), partial(_batch, span, duration_s))
-    yield from _preemptions(record, spans, duration_s)
-    yield from _unread(last, record)
-
-
-def _failures(record: RequestRecord, duration_s: float) -> Iterator[_Loss]:
-    """Yield the cost of each failed attempt: all of it if it brought no token, and the time until tokens came."""
+def _add_failures(longest: _Longest, record: RequestRecord, duration_s: float) -> None:
+    """Add the cost of each failed attempt: all of it if it brought no token, and the time until tokens came."""
     num_tokens = 0
     for index, attempt in enumerate(record.attempts):
         num_tokens += attempt.num_new_tokens
         if attempt.prefill_failure:
             lost_s = (attempt.first_token_s or duration_s) - attempt.began_s
-            yield _Loss(lost_s, partial(_prefill_failure, attempt, lost_s))
+            if longest.is_beaten_by(lost_s):
+                longest.words = partial(_prefill_failure, attempt, lost_s)
         if attempt.ended_s is None:
             continue
         began_s = attempt.ended_s if attempt.num_new_tokens else attempt.began_s
         if index + 1 == len(record.attempts):
-            yield _Loss(duration_s - began_s, partial("{}; no other engine continued it".format, attempt.failure))
+            if longest.is_beaten_by(duration_s - began_s):
+                longest.words = partial("{}; no other engine continued it".format, attempt.failure)
             continue
         successor = record.attempts[index + 1]
         resumed_s = successor.first_token_s if successor.first_token_s is not None else duration_s
         # Before the ingress notices that an engine is lost, the client has waited as well.
         silent_s = (record.itl_max_s or 0.0) if attempt.num_new_tokens else 0.0
         lost_s = max(resumed_s - began_s, silent_s)
-        yield _Loss(lost_s, partial(_recovered, attempt, successor, num_tokens, lost_s))
+        if longest.is_beaten_by(lost_s):
+            longest.words = partial(_recovered, attempt, successor, num_tokens, lost_s)
+
+
+def _admission(admitted_s: float) -> str:
+    return f"spent {in_words(admitted_s)} at the ingress before an engine got it: admission, tokenization"
 
 
 def _prefill_failure(attempt: AttemptRecord, lost_s: float) -> str:
@@ -127,20 +124,44 @@ def _recovered(attempt: AttemptRecord, successor: AttemptRecord, num_tokens: int
     return f"{attempt.failure}; {went_on} on {successor.decode_engine_ids[-1]}, which cost {in_words(lost_s)}"
 
 
-def _queues(attempt: AttemptRecord, spans: list[PhaseSpan], duration_s: float, *, is_first: bool) -> Iterator[_Loss]:
+def _add_waits(longest: _Longest, record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float) -> None:
+    """Add the waits of the last attempt that had an engine, and the preemptions and migrations of all."""
+    last = record.attempts[-1]
+    is_first = len(record.attempts) == 1
+    newest = 1 if is_first else max([span.attempt for span in spans], default=0)
     queued_s = reserved_s = 0.0
     queue = reservation = ""
+    late: list[PhaseSpan] = []
+    preempted: list[PhaseSpan] = []
     for span in spans:
-        if span.phase is _QUEUE:
+        phase = span.phase
+        if phase is _PREEMPTED:
+            preempted.append(span)
+        elif not is_first and span.attempt != newest:
+            continue
+        elif phase is _QUEUE:
             queued_s += span.seconds(duration_s)
             queue = span.engine_id
-        elif span.phase is _RESERVATION:
+        elif phase is _RESERVATION:
             reserved_s += span.seconds(duration_s)
             reservation = span.engine_id
+        elif phase is _TRANSFER_EXPOSED or phase is _BATCH:
+            late.append(span)
     # A producer begins once its consumer has reserved blocks: this part of its queue is the consumer's.
     queued_s -= reserved_s
-    yield _Loss(queued_s, partial(_queue, attempt, queue, queued_s), is_before_token=is_first)
-    yield _Loss(reserved_s, partial(_reservation, reservation, reserved_s), is_before_token=is_first)
+    takes = longest.is_beaten_before_token_by if is_first else longest.is_beaten_by
+    if takes(queued_s):
+        longest.words = partial(_queue, last, queue, queued_s)
+    if takes(reserved_s):
+        longest.words = partial(_reservation, reservation, reserved_s)
+    for span in late:
+        if longest.is_beaten_by(span.seconds(duration_s)):
+            is_transfer = span.phase is _TRANSFER_EXPOSED
+            longest.words = (
+                partial(_transfer, last, span, duration_s) if is_transfer else partial(_batch, span, duration_s)
+            )
+    if preempted or last.moved_s or not is_first:
+        _add_preemptions(longest, record, preempted, duration_s)
 
 
 def _queue(attempt: AttemptRecord, engine_id: str, queued_s: float) -> str:
@@ -167,14 +188,14 @@ def _transfer(attempt: AttemptRecord, span: PhaseSpan, duration_s: float) -> str
     return f"transfer exposed for {exposed}: {size:.1f} MB {route} at {rate:.1f} MB/s"
 
 
-def _preemptions(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float) -> Iterator[_Loss]:
-    preempted = [span for span in spans if span.phase is _PREEMPTED]
+def _add_preemptions(longest: _Longest, record: RequestRecord, preempted: list[PhaseSpan], duration_s: float) -> None:
     if preempted:
         seconds = sum(span.seconds(duration_s) for span in preempted)
-        yield _Loss(seconds, partial(_preempted, preempted, seconds))
+        if longest.is_beaten_by(seconds):
+            longest.words = partial(_preempted, preempted, seconds)
     for attempt in record.attempts:
-        if attempt.moved_s and record.itl_max_s:
-            yield _Loss(record.itl_max_s, partial(_moved, attempt, record.itl_max_s))
+        if attempt.moved_s and record.itl_max_s and longest.is_beaten_by(record.itl_max_s):
+            longest.words = partial(_moved, attempt, record.itl_max_s)
 
 
 def _preempted(spans: list[PhaseSpan], seconds: float) -> str:
@@ -189,31 +210,42 @@ def _moved(attempt: AttemptRecord, gap_s: float) -> str:
     return f"{text}, with {in_words(gap_s)} between two tokens"
 
 
-def _unread(attempt: AttemptRecord, record: RequestRecord) -> Iterator[_Loss]:
-    """Yield the time after the engine's end, if the engine has reported one: the client reads no faster."""
+def _add_unread(longest: _Longest, record: RequestRecord) -> None:
+    """Add the time after the engine's end, if the engine has reported one: the client reads no faster."""
+    attempt = record.attempts[-1]
     if attempt.decode is None or not attempt.decode.statuses or record.duration_s is None or attempt.moved_s:
         return
     unread_s = record.duration_s - attempt.began_s - attempt.decode.statuses[-1].at_s
-    yield _Loss(
-        unread_s,
-        lambda: f"the client took {in_words(unread_s)} to read on after the last token was generated",
-    )
+    if longest.is_beaten_by(unread_s):
+        longest.words = partial(_unread, unread_s)
+
+
+def _unread(unread_s: float) -> str:
+    return f"the client took {in_words(unread_s)} to read on after the last token was generated"
 
 
 def _work(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float) -> str:
     """Return which work took longest, for a request that waited for nothing in particular."""
-    seconds: dict[tuple[Phase, str], float] = {}
+    # Keys have numbers for the phases: the hash of an enum's member is computed in Python, which takes longer.
+    seconds: dict[tuple[int, str], float] = {}
     for span in spans:
-        if span.phase in _WORK:
-            key = span.phase, span.engine_id
-            seconds[key] = seconds.get(key, 0.0) + span.seconds(duration_s)
+        phase = span.phase
+        if phase is _DECODE:
+            key = 0, span.engine_id
+        elif phase is _PREFILL:
+            key = 1, span.engine_id
+        elif phase is _UNREPORTED:
+            key = 2, span.engine_id
+        else:
+            continue
+        seconds[key] = seconds.get(key, 0.0) + span.seconds(duration_s)
     if not seconds:
         return f"nothing took long: {in_words(duration_s)} in all"
-    (phase, engine_id), longest_s = max(seconds.items(), key=lambda item: item[1])
+    (number, engine_id), longest_s = max(seconds.items(), key=lambda item: item[1])
     took = f"{in_words(longest_s)} of {in_words(duration_s)}"
-    if phase is _UNREPORTED:
+    if number == 2:
         return f"{engine_id} has had it for {took}; engines report at their end what they did"
-    if phase is _PREFILL:
+    if number == 1:
         return f"no long wait: {engine_id} computed the prompt of {record.num_prompt_tokens} tokens for {took}"
     gap = "" if record.itl_p50_s is None else f", {in_words(record.itl_p50_s)} between tokens (median)"
     return f"no long wait: {engine_id} generated {record.num_output_tokens} tokens for {took}{gap}"

@@ -16,7 +16,10 @@ _GOOD_ENDS: Final = ("stop", "length")
 _BEGAN_S: Final = operator.attrgetter("began_s")
 _AT_S: Final = operator.attrgetter("at_s")
 # To read a member of an enum costs as much as to make a span.
+_ADMISSION: Final = Phase.ADMISSION
 _PREEMPTED: Final = Phase.PREEMPTED
+_RECOVERY: Final = Phase.RECOVERY
+_FIRST_TOKEN: Final = EventKind.FIRST_TOKEN
 
 
 def make_story(record: RequestRecord) -> RequestStory:
@@ -58,51 +61,59 @@ def make_story(record: RequestRecord) -> RequestStory:
         transfer_s=0.0 if handoff is None else handoff.transfer_s,
         exposed_transfer_s=0.0 if handoff is None else handoff.exposed_transfer_s,
         spans=spans,
-        events=tuple(sorted(_events(record, spans), key=_AT_S)),
+        events=_events(record, spans),
         cause=find_cause(record, spans, duration_s),
     )
 
 
 def spans_of(record: RequestRecord) -> tuple[PhaseSpan, ...]:
     """Return the phases of a request, as far as its record goes, in the order of their beginnings."""
-    return tuple(sorted(_spans(record), key=_BEGAN_S))
-
-
-def number_attempts(record: RequestRecord) -> Iterator[tuple[int, AttemptRecord]]:
-    """Yield the attempts of a record with their numbers, from 1 on."""
-    for index, attempt in enumerate(record.attempts):
-        yield index + 1 + (record.num_attempts_left_out if index else 0), attempt
-
-
-def _spans(record: RequestRecord) -> Iterator[PhaseSpan]:
+    spans: list[PhaseSpan] = []
     admitted_s = record.attempts[0].began_s if record.attempts else record.duration_s
     if admitted_s is None or admitted_s > 0:
-        yield PhaseSpan(Phase.ADMISSION, "", 0, 0.0, admitted_s)
+        spans.append(PhaseSpan(_ADMISSION, "", 0, 0.0, admitted_s))
     failed_s: float | None = None
     for number, attempt in number_attempts(record):
         if failed_s is not None and attempt.began_s > failed_s:
-            yield PhaseSpan(Phase.RECOVERY, "", number - 1, failed_s, attempt.began_s)
+            spans.append(PhaseSpan(_RECOVERY, "", number - 1, failed_s, attempt.began_s))
         failed_s = attempt.ended_s
-        yield from attempt_spans(attempt, number, record.duration_s if failed_s is None else failed_s)
+        spans += attempt_spans(attempt, number, record.duration_s if failed_s is None else failed_s)
     if failed_s is not None and (record.duration_s is None or record.duration_s > failed_s):
-        yield PhaseSpan(Phase.RECOVERY, "", number, failed_s, record.duration_s)
+        spans.append(PhaseSpan(_RECOVERY, "", number, failed_s, record.duration_s))
+    spans.sort(key=_BEGAN_S)
+    return tuple(spans)
 
 
-def _events(record: RequestRecord, spans: tuple[PhaseSpan, ...]) -> Iterator[StoryEvent]:
+def number_attempts(record: RequestRecord) -> list[tuple[int, AttemptRecord]]:
+    """Return the attempts of a record with their numbers, from 1 on."""
+    left_out = record.num_attempts_left_out
+    return [(index + 1 + (left_out if index else 0), attempt) for index, attempt in enumerate(record.attempts)]
+
+
+def _events(record: RequestRecord, spans: tuple[PhaseSpan, ...]) -> tuple[StoryEvent, ...]:
+    """Return the events in the order of their times."""
+    events: list[StoryEvent] = []
     if record.ttft_s is not None:
-        yield StoryEvent(EventKind.FIRST_TOKEN, record.ttft_s, "", 0, "first token")
+        events.append(StoryEvent(_FIRST_TOKEN, record.ttft_s, "", 0, "first token"))
     for span in spans:
         if span.phase is _PREEMPTED:
             text = f"{span.engine_id} preempted the request: its KV cache had no free block"
-            yield StoryEvent(EventKind.PREEMPTED, span.began_s, span.engine_id, span.attempt, text)
+            events.append(StoryEvent(EventKind.PREEMPTED, span.began_s, span.engine_id, span.attempt, text))
     for number, attempt in number_attempts(record):
-        decoders = attempt.decode_engine_ids
-        for moved_s, (left, taken) in zip(attempt.moved_s, itertools.pairwise(decoders), strict=False):
-            yield StoryEvent(EventKind.MOVED, moved_s, taken, number, f"migrated from {left} to {taken}")
-        if attempt.prefill_failure:
-            lost = [one for one in spans if one.attempt == number and one.engine_id == attempt.prefill_engine_id]
-            at_s = (lost[-1].ended_s if lost else None) or attempt.began_s
-            text = f"{decoders[-1]} computed the prompt instead: {attempt.prefill_failure}"
-            yield StoryEvent(EventKind.FAILED, at_s, attempt.prefill_engine_id or "", number, text)
-        if attempt.ended_s is not None:
-            yield StoryEvent(EventKind.FAILED, attempt.ended_s, decoders[-1], number, attempt.failure)
+        if attempt.moved_s or attempt.prefill_failure or attempt.ended_s is not None:
+            events += _events_of_attempt(attempt, number, spans)
+    events.sort(key=_AT_S)
+    return tuple(events)
+
+
+def _events_of_attempt(attempt: AttemptRecord, number: int, spans: tuple[PhaseSpan, ...]) -> Iterator[StoryEvent]:
+    decoders = attempt.decode_engine_ids
+    for moved_s, (left, taken) in zip(attempt.moved_s, itertools.pairwise(decoders), strict=False):
+        yield StoryEvent(EventKind.MOVED, moved_s, taken, number, f"migrated from {left} to {taken}")
+    if attempt.prefill_failure:
+        lost = [one for one in spans if one.attempt == number and one.engine_id == attempt.prefill_engine_id]
+        at_s = (lost[-1].ended_s if lost else None) or attempt.began_s
+        text = f"{decoders[-1]} computed the prompt instead: {attempt.prefill_failure}"
+        yield StoryEvent(EventKind.FAILED, at_s, attempt.prefill_engine_id or "", number, text)
+    if attempt.ended_s is not None:
+        yield StoryEvent(EventKind.FAILED, attempt.ended_s, decoders[-1], number, attempt.failure)
