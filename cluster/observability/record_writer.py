@@ -72,13 +72,26 @@ class RecordWriter:
             del self._ended[1]
             self._num_left_out += 1
 
+    def outline(self, ingress: str) -> RequestRecord:
+        """Return the record as it is now, without what the times of its tokens say: its attempts. See record()."""
+        return RequestRecord(
+            request_id=self.request_id,
+            tenant=self.tenant,
+            ingress=ingress,
+            arrived_at_s=self.arrived_at_s,
+            model_version=self.model_version,
+            num_prompt_tokens=self.num_prompt_tokens,
+            attempts=self._attempts(),
+            num_attempts_left_out=self._num_left_out,
+            model=self.model,
+        )
+
     def record(self, ingress: str, stopwatch: Stopwatch) -> RequestRecord:
         """Return the record as it is now.
 
         ingress:   the name of the ingress, or of the simulation
         stopwatch: has the times of the request's tokens, and its outcome once it has ended
         """
-        newest = () if self._describe is None else (self._describe(self._began_s),)
         return RequestRecord(
             request_id=self.request_id,
             tenant=self.tenant,
@@ -88,7 +101,7 @@ class RecordWriter:
             model_version=self.model_version,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=stopwatch.num_tokens,
-            attempts=(*self._ended, *newest),
+            attempts=self._attempts(),
             num_attempts_left_out=self._num_left_out,
             ttft_s=stopwatch.ttft_s,
             itl_p50_s=stopwatch.itl_p50_s,
@@ -100,6 +113,10 @@ class RecordWriter:
             model=self.model,
             in_flight_s=stopwatch.in_flight_s,
         )
+
+    def _attempts(self) -> tuple[AttemptRecord, ...]:
+        newest = () if self._describe is None else (self._describe(self._began_s),)
+        return (*self._ended, *newest)
 
 
 def _has_met(slo: Slo | None, stopwatch: Stopwatch) -> bool | None:

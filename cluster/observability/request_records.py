@@ -192,9 +192,9 @@ class RequestRecords:
             new.append(RequestRecord.from_bytes(kept.data))
         return newest, new[::-1]
 
-    def live(self, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[RequestRecord]:
-        """Return the records of requests in flight that engines have got, as they are now."""
-        return [writer.record(self._ingress, stopwatch) for writer, stopwatch in in_flight if writer.has_attempts]
+    def live(self, in_flight: Iterable[RecordWriter]) -> list[RequestRecord]:
+        """Return the records of requests in flight that engines have got, as they are now, without times of tokens."""
+        return [writer.outline(self._ingress) for writer in in_flight if writer.has_attempts]
 
     def _last(self, query: RecordQuery, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[bytes]:
         """Return the records of the last requests, the newest first: those in flight, then those that have ended."""

@@ -334,10 +334,9 @@ class Serving:
     def live_records(self, most: int) -> list[RequestRecord]:
         """Return the records of those of the oldest requests in flight that engines have got, oldest first.
 
-        most: how many requests in flight are looked at
+        They are without times of tokens. most: how many requests in flight are looked at
         """
-        oldest = itertools.islice(self._in_flight.values(), most)
-        return self.records.live((one.record, one.stopwatch) for one in oldest)
+        return self.records.live(one.record for one in itertools.islice(self._in_flight.values(), most))
 
     def _traced(
         self, request: GenerateRequest | VectorRequest, record: RecordWriter, stopwatch: Stopwatch

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from actors.core.outputs.engine_core_outputs import EndCause
@@ -100,6 +101,8 @@ async def test_a_request_in_flight_has_a_record_without_an_outcome() -> None:
     producer, _ = await pair.next_requests()
     (one,) = found(pair.serving)
     assert (one.outcome, one.duration_s, one.ttft_s, one.attempts[0].num_new_tokens) == (None, None, None, 0)
+    assert pair.serving.live_records(1) == [msgspec.structs.replace(one, in_flight_s=None)]
+    assert pair.serving.live_records(0) == []
     pair.prefill.send(producer, 0, "a", finish_reason=LENGTH)
     await answer
     (one,) = found(pair.serving)

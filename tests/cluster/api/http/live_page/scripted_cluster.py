@@ -154,7 +154,7 @@ class _ScriptedRecords(RequestRecords):
         super().__init__("ingress-0", cluster.store)
         self._cluster = cluster
 
-    def live(self, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[RequestRecord]:
+    def live(self, in_flight: Iterable[RecordWriter]) -> list[RequestRecord]:
         del in_flight
         return list(self._cluster.live_records)
 
