@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
 from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Exemplar, Sample
 
 from cluster.observability.prometheus.histogram import Histogram
 
@@ -57,25 +58,66 @@ class Declaration:
 
     def of(self, series: Iterable[tuple[Labels, float]]) -> Metric:
         """Return the metric with these series."""
-        metric = self._empty()
-        for values, value in series:
-            metric.add_sample(self.name, dict(zip(self.labels, values, strict=True)), value)
-        return metric
+        return DeclaredMetric(self, [(values, (value,), ()) for values, value in series])
 
     def histograms(self, series: Iterable[tuple[Labels, Histogram]]) -> Metric:
         """Return the metric with these series of a histogram, in which each bucket includes the smaller ones."""
-        metric, (bucket, count, total) = self._empty(), self.names
-        for values, histogram in series:
-            labels = dict(zip(self.labels, values, strict=True))
-            for (bound, number), exemplar in zip(histogram.cumulative(), histogram.exemplars(), strict=True):
-                metric.add_sample(bucket, {**labels, "le": bound}, number, exemplar=exemplar)
-            metric.add_sample(count, labels, histogram.count)
-            metric.add_sample(total, labels, histogram.sum)
-        return metric
+        return DeclaredMetric(self, [(values, one.values(), one.exemplars()) for values, one in series])
 
-    def _empty(self) -> Metric:
-        meaning = f"{self.meaning} Use {self.replaced_by} instead." if self.replaced_by else self.meaning
-        return Metric(self.name.removesuffix("_total"), meaning, self.kind.value)
+    @property
+    def bounds(self) -> list[str]:
+        """The bounds of a histogram's buckets as Prometheus writes them."""
+        return [*map(str, self.buckets), "+Inf"]
+
+
+_Series: TypeAlias = tuple[Labels, Sequence[float], Sequence[Exemplar | None]]
+"""The values of a series' labels; its value, or those of Histogram.values(); and the examples of buckets, if any."""
+
+
+class DeclaredMetric(Metric):
+    """The series of a declaration as they were at one moment.
+
+    Text is written from them as they are: prometheus_client's objects, two for each sample, are made for those who ask
+    for samples.
+    """
+
+    def __init__(self, declaration: Declaration, series: Sequence[_Series]) -> None:
+        """series: each with as many labels as the declaration has; ValueError is raised otherwise"""
+        num_labels = len(declaration.labels)
+        if {len(values) for values, _, _ in series} - {num_labels}:
+            raise ValueError(f"each series of {declaration.name} needs {num_labels} values of labels")
+        meaning, newer = declaration.meaning, declaration.replaced_by
+        super().__init__(
+            declaration.name.removesuffix("_total"),
+            f"{meaning} Use {newer} instead." if newer else meaning,
+            declaration.kind.value,
+        )
+        self.declaration = declaration
+        self.series = series
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples of all series."""
+        return [sample for one in self.series for sample in self._samples_of(*one)]
+
+    @samples.setter
+    def samples(self, empty: list[Sample]) -> None:
+        # The base class begins without samples.
+        assert not empty, "a declared metric has the samples of its series"
+
+    def _samples_of(
+        self, values: Labels, numbers: Sequence[float], exemplars: Sequence[Exemplar | None]
+    ) -> Iterator[Sample]:
+        labels = dict(zip(self.declaration.labels, values, strict=True))
+        if self.declaration.kind is not Kind.HISTOGRAM:
+            yield Sample(self.declaration.name, labels, numbers[0])
+            return
+        bucket, count, total = self.declaration.names
+        examples = exemplars or [None] * (len(numbers) - 2)
+        for bound, number, exemplar in zip(self.declaration.bounds, numbers[:-2], examples, strict=True):
+            yield Sample(bucket, {**labels, "le": bound}, number, None, exemplar)
+        yield Sample(count, labels, numbers[-2])
+        yield Sample(total, labels, numbers[-1])
 
 
 def counter(name: str, meaning: str, *labels: str, unit: str = "", replaced_by: str = "") -> Declaration:

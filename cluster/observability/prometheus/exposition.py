@@ -6,7 +6,8 @@ those of declarations, which are valid, so a picker that reads metrics twenty ti
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from prometheus_client.metrics_core import Metric
@@ -15,7 +16,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
+from cluster.observability.prometheus.declaration import DeclaredMetric, Kind, Labels
+
 OPENMETRICS_TYPE: Final = openmetrics.CONTENT_TYPE_LATEST
+_GIVEN: Final = "%s"
 _OPENMETRICS: Final = "application/openmetrics-text"
 
 
@@ -24,7 +28,10 @@ def to_text(metrics: Iterable[Metric]) -> bytes:
     lines: list[str] = []
     for metric in metrics:
         lines.append(_head(metric))
-        lines += [f"{_series(sample)} {_value(sample.value)}\n" for sample in metric.samples]
+        if isinstance(metric, DeclaredMetric):
+            lines += _lines_of(metric)
+        else:
+            lines += [f"{_series(sample)} {_value(sample.value)}\n" for sample in metric.samples]
     return "".join(lines).encode()
 
 
@@ -75,6 +82,35 @@ def _is_refusal(parameter: str) -> bool:
 def _head(metric: Metric) -> str:
     name = f"{metric.name}_total" if metric.type == "counter" else metric.name
     return f"# HELP {name} {_without_breaks(metric.documentation)}\n# TYPE {name} {metric.type}\n"
+
+
+def _lines_of(metric: DeclaredMetric) -> Iterator[str]:
+    """Yield the line of each sample: text is made of a series' labels once, and none of the declaration's again."""
+    declaration = metric.declaration
+    if declaration.kind is not Kind.HISTOGRAM:
+        form = _form(declaration.name, declaration.labels)
+        for values, numbers, _ in metric.series:
+            yield f"{form % _sorted(declaration.labels, values)} {_value(numbers[0])}\n"
+        return
+    bucket, count, total = declaration.names
+    of_bucket = _form(bucket, (*declaration.labels, "le"), {"le": "BOUND"})
+    forms = [of_bucket.replace("BOUND", bound) for bound in declaration.bounds]
+    forms += [_form(name, declaration.labels) for name in (count, total)]
+    for values, numbers, _ in metric.series:
+        labels = _sorted(declaration.labels, values)
+        for form, number in zip(forms, numbers, strict=True):
+            yield f"{form % labels} {_value(number)}\n"
+
+
+def _form(name: str, labels: Sequence[str], known: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return a sample's name and its labels, sorted, with %s in place of those values that are not known."""
+    named = ",".join([f'{label}="{known.get(label, _GIVEN)}"' for label in sorted(labels)])
+    return f"{name}{{{named}}}" if labels else name
+
+
+def _sorted(labels: Sequence[str], values: Labels) -> tuple[str, ...]:
+    """Return the values in the order of their labels' names, with what Prometheus' format needs before quotes."""
+    return tuple([_escaped(text) for _, text in sorted(zip(labels, values, strict=True))])
 
 
 def _series(sample: Sample) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Self
 
 from prometheus_client.samples import Exemplar
@@ -60,9 +60,9 @@ class Histogram:
         """
         self._exemplars[bisect_left(self._bounds, value)] = Exemplar({"trace_id": trace_id}, value, at_s)
 
-    def exemplars(self) -> Iterator[Exemplar | None]:
-        """Yield the example of each bucket; None if it has none."""
-        return (self._exemplars.get(index) for index in range(len(self._counts)))
+    def exemplars(self) -> list[Exemplar | None]:
+        """Return the example of each bucket; None of a bucket without one; nothing if no bucket has one."""
+        return [self._exemplars.get(index) for index in range(len(self._counts))] if self._exemplars else []
 
     def values(self) -> list[float]:
         """Return the values of its series: of the buckets, each with the smaller ones, of the count, and of the sum."""
@@ -73,10 +73,3 @@ class Histogram:
     def count(self) -> int:
         """How many values were counted."""
         return sum(self._counts)
-
-    def cumulative(self) -> Iterator[tuple[str, int]]:
-        """Yield each bucket's bound, as Prometheus writes it, and how many values are at most as large."""
-        total = 0
-        for bound, count in zip([*map(str, self._bounds), "+Inf"], self._counts, strict=True):
-            total += count
-            yield bound, total
