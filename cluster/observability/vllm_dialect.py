@@ -59,6 +59,7 @@ _QUERIES: Final = counter("vllm:prefix_cache_queries_total", "Like raypd_prompt_
 _HITS: Final = counter(
     "vllm:prefix_cache_hits_total", "Like raypd_cached_prompt_tokens_total.", *_LABELS, unit="tokens"
 )
+_PREEMPTIONS: Final = counter("vllm:num_preemptions_total", "Like raypd_request_preemptions_total.", *_LABELS)
 _HISTOGRAMS: Final = tuple(
     (
         histogram(f"vllm:{name}", f"Like {one.name}.", *_LABELS, unit=one.unit, buckets=one.buckets),
@@ -74,10 +75,13 @@ _HISTOGRAMS: Final = tuple(
         ("request_decode_time_seconds", figures.DECODE),
         ("request_prompt_tokens", figures.PROMPT_LENGTH),
         ("request_generation_tokens", figures.OUTPUT_LENGTH),
+        ("request_max_num_generation_tokens", figures.OUTPUT_LENGTH),
+        ("request_prefill_kv_computed_tokens", figures.COMPUTED_LENGTH),
     )
 )
 DECLARATIONS: Final[tuple[Declaration, ...]] = (
     *(_WAITING, _RUNNING, _USAGE, _CACHE, _ADAPTERS, _SUCCESS, _PROMPT_TOKENS, _OUTPUT_TOKENS, _QUERIES, _HITS),
+    _PREEMPTIONS,
     *(declaration for declaration, _ in _HISTOGRAMS),
 )
 
@@ -195,6 +199,7 @@ class VllmDialect:
         values: list[float] = [sum(one.outcomes[reason] for one in models) for reason in _REASONS]
         values += [num_prompt_tokens, sum(one.num_output_tokens for one in models)]
         values += [num_prompt_tokens, sum(one.num_cached_tokens for one in models)]
+        values.append(sum(one.num_preemptions for one in models))
         for _, own in _HISTOGRAMS:
             values += _merged(own, models).values()
         return values
@@ -208,6 +213,7 @@ class VllmDialect:
         yield _OUTPUT_TOKENS.of([(labels, sum(one.num_output_tokens for one in models))])
         yield _QUERIES.of([(labels, num_prompt_tokens)])
         yield _HITS.of([(labels, sum(one.num_cached_tokens for one in models))])
+        yield _PREEMPTIONS.of([(labels, sum(one.num_preemptions for one in models))])
         for declaration, own in _HISTOGRAMS:
             yield declaration.histograms([(labels, _merged(own, models))])
 

@@ -33,6 +33,11 @@ CACHED_TOKENS: Final = counter(
     "model",
 )
 OUTPUT_TOKENS: Final = counter("raypd_output_tokens_total", "Output tokens that were sent to clients.", "model")
+PREEMPTIONS: Final = counter(
+    "raypd_request_preemptions_total",
+    "How often requests that have ended lost their blocks to other requests, by the reports of their last engines.",
+    "model",
+)
 ATTEMPTS: Final = counter(
     "raypd_attempts_total",
     "Attempts of requests that have ended. phase: prefill if the attempt gave no token, else decode. outcome: "
@@ -120,10 +125,18 @@ OUTPUT_LENGTH: Final = histogram(
     unit="tokens",
     buckets=buckets.TOKENS,
 )
+COMPUTED_LENGTH: Final = histogram(
+    "raypd_request_computed_prompt_tokens",
+    "Prompt tokens of one request that an engine computed, as no cache had them, of requests with a finish reason.",
+    "model",
+    unit="tokens",
+    buckets=buckets.TOKENS,
+)
 
-_COUNTERS: Final = (REQUESTS, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS)
+_COUNTERS: Final = (REQUESTS, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS, PREEMPTIONS)
 HISTOGRAMS: Final = (
     *(TTFT, ITL, E2E, TPOT, QUEUE, PREFILL, DECODE, TRANSFER, EXPOSED, TRANSFER_BYTES, PROMPT_LENGTH, OUTPUT_LENGTH),
+    COMPUTED_LENGTH,
 )
 DECLARATIONS: Final = (*_COUNTERS, *HISTOGRAMS, ATTEMPTS, RETRIES, MIGRATIONS)
 
@@ -136,6 +149,7 @@ class ModelFigures:
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
+        self.num_preemptions = 0
         self.histograms: Mapping[str, Histogram] = {one.name: Histogram(one.buckets) for one in HISTOGRAMS}
         self._ttft_s, self._itl_s = self.histograms[TTFT.name], self.histograms[ITL.name]
 
@@ -148,6 +162,7 @@ class ModelFigures:
             whole.num_prompt_tokens += one.num_prompt_tokens
             whole.num_cached_tokens += one.num_cached_tokens
             whole.num_output_tokens += one.num_output_tokens
+            whole.num_preemptions += one.num_preemptions
         whole.histograms = {
             each.name: Histogram.merged(each.buckets, (one.histograms[each.name] for one in models))
             for each in HISTOGRAMS
@@ -180,10 +195,14 @@ class ModelFigures:
         self.histograms[E2E.name].observe(e2e_s)
 
     def on_record(self, record: RequestRecord, tpot_s: float | None) -> None:
-        """Count the phases, the lengths and the transfers of a request that has ended, and that engines had.
+        """Count the phases, the lengths, the transfers and the preemptions of a request that has ended.
 
+        record: of a request that engines had
         tpot_s: mean time between its output tokens, in seconds; None if it has fewer than two
         """
+        for attempt in record.attempts:
+            for times in (attempt.prefill, attempt.decode):
+                self.num_preemptions += 0 if times is None else times.num_preemptions
         for declaration, value in _measured(record, tpot_s):
             self.histograms[declaration.name].observe(value)
 
@@ -235,6 +254,7 @@ def collect_models(models: Mapping[str, ModelFigures]) -> Iterator[Metric]:
     yield PROMPT_TOKENS.of(((name,), one.num_prompt_tokens) for name, one in models.items())
     yield CACHED_TOKENS.of(((name,), one.num_cached_tokens) for name, one in models.items())
     yield OUTPUT_TOKENS.of(((name,), one.num_output_tokens) for name, one in models.items())
+    yield PREEMPTIONS.of(((name,), one.num_preemptions) for name, one in models.items())
     for declaration in HISTOGRAMS:
         yield declaration.histograms(((name,), one.histograms[declaration.name]) for name, one in models.items())
 
@@ -254,6 +274,7 @@ def _measured(record: RequestRecord, tpot_s: float | None) -> Iterator[tuple[Dec
     if computing is not None:
         yield QUEUE, computing.queued_s
         yield PREFILL, computing.prefill_s
+        yield COMPUTED_LENGTH, computing.num_prompt_tokens_computed
     if tpot_s is not None:
         yield TPOT, tpot_s
         yield DECODE, tpot_s * (record.num_output_tokens - 1)

@@ -13,8 +13,8 @@ from cluster.observability.prometheus.declaration import Declaration
 from cluster.observability.prometheus.request_figures import AttemptFigures, ModelFigures
 from cluster.routing.request_record import AttemptRecord, EngineTimes, RequestRecord
 
-PREFILL = EngineTimes(queued_s=0.25, prefill_s=0.5)
-DECODE = EngineTimes(queued_s=0.0, prefill_s=0.0, transfer_s=0.75, exposed_transfer_s=0.125, num_transferred_bytes=4096)
+PREFILL = EngineTimes(queued_s=0.25, prefill_s=0.5, num_prompt_tokens_computed=30)
+DECODE = EngineTimes(0.0, 0.0, num_preemptions=2, transfer_s=0.75, exposed_transfer_s=0.125, num_transferred_bytes=4096)
 HANDED_OVER = AttemptRecord(0.0, ("d0",), "p0", num_new_tokens=5, prefill=PREFILL, decode=DECODE)
 ANSWERED = RequestRecord(
     "r", "", "ingress-0", 1.0, "stop", num_prompt_tokens=40, num_output_tokens=5, attempts=(HANDED_OVER,)
@@ -41,7 +41,15 @@ def test_a_request_with_an_answer_is_in_every_histogram_of_phases_and_lengths() 
         "raypd_transfer_size_bytes": (1, 4096),
         "raypd_request_prompt_tokens": (1, 40),
         "raypd_request_output_tokens": (1, 5),
+        "raypd_request_computed_prompt_tokens": (1, 30),
     }
+
+
+def test_the_preemptions_of_all_attempts_are_counted() -> None:
+    figures = ModelFigures()
+    figures.on_record(msgspec.structs.replace(ANSWERED, attempts=(SAW_TOKENS, HANDED_OVER)), None)
+    figures.on_record(msgspec.structs.replace(ANSWERED, attempts=(HANDED_OVER, HANDED_OVER), outcome="cancelled"), None)
+    assert (figures.num_preemptions, ModelFigures.merged([figures, figures]).num_preemptions) == (6, 12)
 
 
 def test_a_traced_request_is_the_example_of_each_of_its_values_and_of_its_longest_gap() -> None:
