@@ -32,7 +32,7 @@ class ScriptedCluster:
 
     def __init__(self, num_pairs: int = 2, max_records: int = 5000) -> None:
         self.num_pairs = num_pairs
-        self.num_waiting = self.num_held = 0
+        self.num_waiting = self.num_held = self.num_ended = 0
         self.decode_kv_used = 0.4
         self.in_flight: tuple[RequestView, ...] = ()
         self.live_records: tuple[RequestRecord, ...] = ()
@@ -75,6 +75,7 @@ class ScriptedCluster:
         failure: str = "",
     ) -> None:
         """End a request that spent these seconds; failure: why a first attempt of 0.5 s failed."""
+        self.num_ended += 1
         lost_s = 0.5 if failure else 0.0
         ttft_s = lost_s + queued_s + prefill_s
         duration_s = ttft_s + exposed_s + decode_s
