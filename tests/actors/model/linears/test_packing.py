@@ -148,6 +148,22 @@ def test_a_shape_whose_rows_depend_on_the_batch_is_left_plain(
         assert torch.allclose(logits_of(loaded, num_tokens), expected[:num_tokens], atol=1e-4)
 
 
+@pytest.mark.parametrize(("results", "least"), [(RowResults.INDEPENDENT, 1), (RowResults.INDEPENDENT_FROM_TWO, 2)])
+def test_a_row_that_comes_alone_is_computed_twice_where_two_are_summed_in_another_order(
+    results: RowResults, least: int, checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onednn, "try_rows", lambda *shape, has_bias: results)
+    loaded, num_rows, multiply = load(checkpoint("llama")), list[int](), onednn.multiply
+
+    def counting(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        num_rows.append(inputs.numel() // inputs.shape[-1])
+        return multiply(inputs, weight, bias)
+
+    monkeypatch.setattr(onednn, "multiply", counting)
+    logits_of(loaded, num_tokens=1)
+    assert set(num_rows) == {least}
+
+
 def test_a_layer_whose_packed_product_is_wrong_is_left_plain(
     checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
