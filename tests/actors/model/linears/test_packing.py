@@ -6,6 +6,7 @@ That plain models give transformers' tokens is what tests/actors/model/test_mode
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import weakref
 from collections.abc import Callable
@@ -177,15 +178,16 @@ def test_a_layer_whose_packed_product_is_wrong_is_left_plain(
     assert [name for name in packed_names(loaded) if name.endswith("up_proj")]
 
 
+@pytest.mark.parametrize("factor", [2.0, math.nan])
 def test_a_packed_model_that_computes_something_else_is_refused(
-    checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
+    factor: float, checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = packing._replace
 
-    def double_the_outputs(model: nn.Module, found: FoundLayer, product: Callable[[Tensor], Tensor]) -> None:
-        replace(model, found, lambda inputs: product(inputs) * 2)
+    def change_the_outputs(model: nn.Module, found: FoundLayer, product: Callable[[Tensor], Tensor]) -> None:
+        replace(model, found, lambda inputs: product(inputs) * factor)
 
-    monkeypatch.setattr(packing, "_replace", double_the_outputs)
+    monkeypatch.setattr(packing, "_replace", change_the_outputs)
 
     with pytest.raises(SelfCheckFailed, match=r"once its linear layers are packed .* weight_packing: none"):
         load(checkpoint("llama"))
