@@ -3,6 +3,10 @@
 The backend refuses a CPU, since nobody would want to serve like this. Nothing else differs: the kernels of the project
 run in the engine's own steps, on its KV cache. Nothing happens in a process until it imports the backend, as only
 engines do. TRITON_INTERPRET=1 has to be in the environment.
+
+It is a plugin of pytest, too: the engines of a test process take the kernels, whatever a test's settings name.
+
+    TRITON_INTERPRET=1 python -m pytest -n 0 -p tests.triton_on_cpu tests/integration/test_equality.py
 """
 
 from __future__ import annotations
@@ -15,7 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from tests.own_process import TIMEOUT_S
+
+if TYPE_CHECKING:
+    from actors.model.attention.backend import AttentionNeeds
 
 _BACKEND: Final = "actors.model.attention.triton_backend"
 _NUM_CHECKED: Final = 90
@@ -27,6 +36,26 @@ def environment(directory: Path) -> dict[str, str]:
     (directory / "sitecustomize.py").write_text("import tests.triton_on_cpu\n\ntests.triton_on_cpu.reach_in()\n")
     paths = [str(directory), str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(paths), "TRITON_INTERPRET": "1"}
+
+
+def pytest_configure() -> None:
+    """Change what the tests' engines are made of, before a test's modules are imported."""
+    # Imported here: only engines, and processes of such tests, have torch.
+    from actors.model.attention import triton_backend
+    from actors.model.loaded_runner import LoadedRunner
+    from tests import engine_pair
+
+    take_cpus(vars(triton_backend))
+    setattr(engine_pair, "_TIMEOUT_S", TIMEOUT_S)  # noqa: B010  # a step takes the interpreter a second
+    needs = LoadedRunner._needs
+
+    def needs_of_the_kernels(runner: LoadedRunner) -> AttentionNeeds:
+        runner._cache_config = runner._cache_config.model_copy(
+            update={"attention_backend": "triton", "key_order": "plain"}
+        )
+        return needs(runner)
+
+    setattr(LoadedRunner, "_needs", needs_of_the_kernels)  # noqa: B010  # for a whole process
 
 
 def reach_in() -> None:
