@@ -165,6 +165,22 @@ def test_a_row_that_comes_alone_is_computed_twice_where_two_are_summed_in_anothe
     assert set(num_rows) == {least}
 
 
+def test_each_shape_is_tried_once_with_a_bias_and_once_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[tuple[int, int, torch.dtype, bool]] = []
+
+    def try_rows(in_features: int, out_features: int, dtype: torch.dtype, *, has_bias: bool) -> RowResults:
+        tried.append((in_features, out_features, dtype, has_bias))
+        return RowResults.DEPENDENT if has_bias else RowResults.INDEPENDENT
+
+    monkeypatch.setattr(onednn, "try_rows", try_rows)
+    trials, weight, bias = packing._RowTrials(packing.PackedLayers()), torch.ones(8, 16), torch.ones(8)
+    for _ in range(2):
+        assert trials.of(weight, None) is RowResults.INDEPENDENT
+        assert trials.of(weight, bias) is RowResults.DEPENDENT
+        assert trials.of(weight.bfloat16(), None) is RowResults.INDEPENDENT
+    assert tried == [(16, 8, torch.float32, False), (16, 8, torch.float32, True), (16, 8, torch.bfloat16, False)]
+
+
 def test_a_layer_whose_packed_product_is_wrong_is_left_plain(
     checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
