@@ -14,7 +14,7 @@ _NAMES: Final = {
     Phase.TRANSFER_HIDDEN: "hidden transfer",
     Phase.TRANSFER_EXPOSED: "exposed transfer",
     Phase.BATCH: "wait for batch",
-    Phase.UNREPORTED: "not reported yet",
+    Phase.UNREPORTED: "not reported",
 }
 """Names of phases that are not called by their values."""
 _BARS: Final = {

@@ -244,7 +244,9 @@ def _work(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float
     (number, engine_id), longest_s = max(seconds.items(), key=lambda item: item[1])
     took = f"{in_words(longest_s)} of {in_words(duration_s)}"
     if number == 2:
-        return f"{engine_id} has had it for {took}; engines report at their end what they did"
+        if record.outcome is None:
+            return f"{engine_id} has had it for {took}; engines report at their end what they did"
+        return f"{engine_id} had it for {took}, and did not report what it did until it was lost or told to abort"
     if number == 1:
         return f"no long wait: {engine_id} computed the prompt of {record.num_prompt_tokens} tokens for {took}"
     gap = "" if record.itl_p50_s is None else f", {in_words(record.itl_p50_s)} between tokens (median)"

@@ -134,6 +134,14 @@ def test_a_request_in_flight_says_who_has_it() -> None:
     assert text == "prefill-0 has had it for 2.00 s of 2.10 s; engines report at their end what they did"
 
 
+def test_a_request_whose_client_left_before_its_engines_reported_says_who_had_it() -> None:
+    attempt = AttemptRecord(0.1, ("decode-0",), "prefill-0")
+    text = make_story(ended(attempt, outcome="cancelled", duration_s=2.1, ttft_s=None)).cause
+    assert text == (
+        "prefill-0 had it for 2.00 s of 2.10 s, and did not report what it did until it was lost or told to abort"
+    )
+
+
 def test_a_request_that_no_engine_got_was_at_the_ingress() -> None:
     record = RequestRecord("r", "", "i", 1000.0, outcome="overloaded", duration_s=0.2)
     assert make_story(record).cause == "no engine has had it: it spent 200.0 ms at the ingress"

@@ -1,6 +1,6 @@
 // The phases of a request, in the order in which they are drawn: a later one covers an earlier one.
 export const PHASES = [
-  ["unreported", "not reported yet"],
+  ["unreported", "not reported"],
   ["transfer_hidden", "transfer, hidden by prefill"],
   ["admission", "at the ingress"],
   ["queue", "queue"],
