@@ -68,6 +68,15 @@ def test_layers_of_which_only_one_has_a_bias_are_not_one_group() -> None:
     assert find(lambda m, x: (m.q(x), m.k(x), m.v(x)), add_bias) == [["q"], ["k"], ["v"]]
 
 
+def test_layers_of_different_modules_are_not_one_group() -> None:
+    def move_to_another_module(layer: Layer) -> None:
+        layer.mlp = nn.ModuleDict({"up": layer.k})
+        del layer.k
+
+    found = find(lambda m, x: (m.q(x), m.get_submodule("mlp.up")(x), m.v(x)), move_to_another_module)
+    assert found == [["q"], ["mlp.up"], ["v"]]
+
+
 def test_a_layer_whose_weight_the_model_reads_is_left_alone() -> None:
     assert find(lambda m, x: (m.q(x), m.k(x.to(m.k.weight.dtype)))) == [["q"]]
 
