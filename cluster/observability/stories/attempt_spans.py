@@ -112,6 +112,9 @@ def _add_without_report(
     # The first token of a handoff comes from the prefill engine, so it does not show that the decode engine runs.
     is_decoding = first_token_s is not None and attempt.num_new_tokens > int(is_handoff)
     if first_token_s is None or not is_decoding:
+        if first_token_s is not None and attempt.prefill is not None:
+            # Up to the first token the report of the prefill engine has the time, the wait for this engine included.
+            began_s = max(began_s, first_token_s)
         spans.add(_UNREPORTED, engine_id, began_s, end_s)
         return
     decode_began_s = max(began_s, first_token_s)

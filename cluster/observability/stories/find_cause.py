@@ -167,7 +167,9 @@ def _add_waits(longest: _Longest, record: RequestRecord, spans: tuple[PhaseSpan,
 def _queue(attempt: AttemptRecord, engine_id: str, queued_s: float) -> str:
     terms = None if attempt.decision is None else attempt.decision.chosen
     predicted = "" if terms is None else f", where {in_words(terms.prefill_wait_s)} were predicted"
-    return f"waited {in_words(queued_s)} in the queue of {engine_id}{predicted}: other requests came first"
+    late = f", or {attempt.decode_engine_ids[-1]} reserved blocks late, which it did not report"
+    rest = late if attempt.prefill is not None and attempt.decode is None else ""
+    return f"waited {in_words(queued_s)} in the queue of {engine_id}{predicted}: other requests came first{rest}"
 
 
 def _reservation(engine_id: str, reserved_s: float) -> str:

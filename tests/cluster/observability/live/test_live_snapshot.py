@@ -85,8 +85,8 @@ def test_a_snapshot_has_engines_figures_and_the_bottleneck_in_words() -> None:
     assert live["spans"] == [
         ["admission", 0.0, 0.25],
         ["queue", 0.25, 0.75],
-        ["unreported", 0.25, None],
         ["prefill", 0.75, 1.0],
+        ["unreported", 1.0, None],
     ]
     [story] = shown["stories"]
     assert (story["request_id"], story["outcome"], story["duration_s"]) == ("a", "stop", 1.0)

@@ -142,6 +142,25 @@ def test_a_request_whose_client_left_before_its_engines_reported_says_who_had_it
     )
 
 
+def test_a_request_that_its_first_token_ended_names_what_the_prefill_engine_did() -> None:
+    attempt = replace(HANDOFF, decode=None, num_new_tokens=1)
+    expected = "no long wait: prefill-0 computed the prompt of 100 tokens for 1.00 s of 1.61 s"
+    only = {"duration_s": 1.61, "num_output_tokens": 1, "itl_p50_s": None, "itl_max_s": None}
+    queued = replace(PRODUCER, queued_s=0.2, prefill_s=1.3)
+    assert cause(replace(attempt, prefill=queued), **only) == expected.replace("1.00", "1.30")
+    waited = cause(replace(attempt, prefill=replace(PRODUCER, queued_s=1.3, prefill_s=0.2)), **only)
+    assert waited == (
+        "waited 1.30 s in the queue of prefill-0, where 200.0 ms were predicted: other requests came first, or decode-0 "
+        "reserved blocks late, which it did not report"
+    )
+
+
+def test_a_request_whose_client_left_before_its_kv_had_come_names_the_decode_engine() -> None:
+    attempt = replace(HANDOFF, decode=None, num_new_tokens=1)
+    text = cause(attempt, outcome="cancelled", num_output_tokens=1, itl_p50_s=None, itl_max_s=None)
+    assert text.startswith("decode-0 had it for 4.60 s of 6.20 s, and did not report")
+
+
 def test_a_request_that_no_engine_got_was_at_the_ingress() -> None:
     record = RequestRecord("r", "", "i", 1000.0, outcome="overloaded", duration_s=0.2)
     assert make_story(record).cause == "no engine has had it: it spent 200.0 ms at the ingress"

@@ -169,8 +169,8 @@ def test_a_request_in_flight_shows_who_has_it_until_engines_report() -> None:
     assert phases(make_story(live(handed_over, 1.7))) == [
         ("admission", "", 0.0, 0.1),
         ("queue", "prefill-0", 0.1, 0.6),
-        ("unreported", "decode-0", 0.1, None),
         ("prefill", "prefill-0", 0.6, 1.6),
+        ("unreported", "decode-0", 1.6, None),
     ]
     decoding = replace(handed_over, num_new_tokens=2)
     assert phases(make_story(live(decoding, 2.0)))[-1] == ("decode", "decode-0", 1.6, None)
