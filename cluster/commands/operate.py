@@ -46,7 +46,8 @@ def explain(
         str,
         typer.Argument(
             help="Id of a request that is in flight or has ended lately, as its answer names it, or so much of its "
-            "beginning that no other request has it; default: the last requests."
+            "beginning that no other request has it; its tenant and a slash may stand before it. Default: the last "
+            "requests."
         ),
     ] = "",
     address: Address = DEFAULT_ADDRESS,

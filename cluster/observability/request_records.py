@@ -33,7 +33,8 @@ MAX_LAST_BYTES: Final = 2 << 20
 class RecordQuery:
     """Asks for the records of one request, and of its samples if it has any; or for those of the last requests.
 
-    request_id: the whole id, or the beginning of one if no request has exactly this id; "" for the last requests
+    request_id: the whole id, or the beginning of one if no request has exactly this id; before it may stand its tenant
+                and a slash, as `raypd top` prints ids; "" for the last requests
     tenant:     whose requests they are; None: anybody's, which only operators may ask for
     last:       how many of the last requests, those in flight included; 0 if one request is asked for
     """
@@ -41,6 +42,13 @@ class RecordQuery:
     request_id: str
     tenant: str | None
     last: int = 0
+
+    def readings(self) -> Iterator[RecordQuery]:
+        """Yield the query with its id as it is, and then as a tenant, a slash and an id, if it can be read so."""
+        yield self
+        tenant, _, request_id = self.request_id.partition("/")
+        if request_id and self.tenant in (None, tenant):
+            yield RecordQuery(request_id, tenant)
 
     def names(self, tenant: str, request_id: str) -> bool:
         """Whether this request is asked for."""
@@ -171,9 +179,10 @@ class RequestRecords:
         if query.last:
             return self._last(query, in_flight)
         live = [one for one in in_flight if one[0].has_attempts]
-        for is_asked_for in (query.names, query.names_sample, query.names_beginning):
-            if found := self._matching(is_asked_for, live):
-                return list(_within(found[:MAX_FOUND], MAX_FOUND_BYTES))
+        for asked in query.readings():
+            for is_asked_for in (asked.names, asked.names_sample, asked.names_beginning):
+                if found := self._matching(is_asked_for, live):
+                    return list(_within(found[:MAX_FOUND], MAX_FOUND_BYTES))
         return []
 
     def since(self, number: int, most: int) -> tuple[int, list[RequestRecord]]:
@@ -226,14 +235,13 @@ def of_one_request(found: Sequence[RequestRecord], query: RecordQuery) -> list[R
     found: of all ingresses; one that has no request of exactly this id has sent those that begin so
     Raises InvalidRequest if no request has exactly this id, and several begin with it.
     """
-    exact = [
-        one
-        for one in found
-        if query.names(one.tenant, one.request_id) or query.names_sample(one.tenant, one.request_id)
-    ]
+    for asked in query.readings():
+        for is_asked_for in (asked.names, asked.names_sample):
+            if exact := [one for one in found if is_asked_for(one.tenant, one.request_id)]:
+                return exact
     number = len({_whole_id(one.request_id) for one in found})
-    if exact or number < 2:
-        return exact or list(found)
+    if number < 2:
+        return list(found)
     begin_so = f"{'at least ' if len(found) >= MAX_FOUND else ''}{number} requests begin with this"
     allowed = f"a whole id, or as much of its beginning as no other request has: {begin_so}"
     raise InvalidRequest(FieldViolation("request_id", reprlib.repr(query.request_id), allowed))

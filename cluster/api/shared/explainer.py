@@ -78,7 +78,8 @@ class Explainer:
     async def explain(self, request_id: str, tenant: str | None, caller: Caller) -> Explanation:
         """Return the records of a request. The call takes 5 seconds at most, whatever ingresses do not answer.
 
-        request_id: the whole id, or a beginning that only one id of the requests that the caller may see has
+        request_id: the whole id, or a beginning that only one id of the requests that the caller may see has; before it
+                    may stand the request's tenant and a slash
         tenant:     whose request it is; None: the caller's own, and for an operator anybody's
         Raises PermissionDenied, InvalidRequest, RecordsAreOff, RecordNotFound, AllowanceSpent.
         """
@@ -149,6 +150,8 @@ class Explainer:
 
     def _check(self, request_id: str, tenant: str | None) -> None:
         most = self._settings.limits.max_request_id_chars
+        if "/" in request_id:
+            most += _MAX_TENANT_CHARS + 1
         if not 0 < len(request_id) <= most or not (request_id.isascii() and request_id.isprintable()):
             allowed = f"1 to {most} printable ASCII characters"
             raise InvalidRequest(FieldViolation("request_id", reprlib.repr(request_id), allowed))

@@ -132,6 +132,29 @@ async def test_requests_of_other_tenants_neither_match_a_beginning_nor_make_it_a
         await one.explain("r1", None, BOB)
 
 
+async def test_an_id_may_have_its_tenant_before_it_as_top_prints_ids() -> None:
+    one = make(record(request_id="r1", tenant="a"), record(request_id="r2", tenant="b"))
+    assert seen(await one.explain("b/r2", None, OPS)) == [("b", "r2")]
+    assert seen(await one.explain("b/r", None, OPS)) == [("b", "r2")]
+    assert seen(await one.explain("a/r1", None, ALICE)) == seen(await one.explain("a/r1", "a", OPS)) == [("a", "r1")]
+    there = FakeAdmin(FoundRecords((record(request_id="r2", tenant="b").to_bytes(),)))
+    assert seen(await make(admin=there).explain("b/r2", None, OPS)) == [("b", "r2")]
+    for request_id, tenant, caller in (
+        ("b/r2", None, ALICE),
+        ("b/r2", "a", OPS),
+        ("b/", None, OPS),
+        ("/r2", None, OPS),
+    ):
+        with pytest.raises(RecordNotFound):
+            await one.explain(request_id, tenant, caller)
+
+
+async def test_a_slash_of_an_id_itself_comes_before_that_of_a_tenant() -> None:
+    one = make(record(request_id="b/r", tenant="a"), record(request_id="r", tenant="b"))
+    assert seen(await one.explain("b/r", None, OPS)) == [("a", "b/r")]
+    assert seen(await one.explain("b/r", None, BOB)) == [("b", "r")]
+
+
 async def test_records_of_all_ingresses_come_in_the_order_of_their_arrival() -> None:
     later = msgspec.structs.replace(record(), arrived_at_s=2000.0, ingress="ingress-0")
     earlier = msgspec.structs.replace(record(), arrived_at_s=1000.0, ingress="ingress-1")

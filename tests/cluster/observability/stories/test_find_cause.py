@@ -150,8 +150,8 @@ def test_a_request_that_its_first_token_ended_names_what_the_prefill_engine_did(
     assert cause(replace(attempt, prefill=queued), **only) == expected.replace("1.00", "1.30")
     waited = cause(replace(attempt, prefill=replace(PRODUCER, queued_s=1.3, prefill_s=0.2)), **only)
     assert waited == (
-        "waited 1.30 s in the queue of prefill-0, where 200.0 ms were predicted: other requests came first, or decode-0 "
-        "reserved blocks late, which it did not report"
+        "waited 1.30 s in the queue of prefill-0, where 200.0 ms were predicted: other requests came first, or "
+        "decode-0 reserved blocks late, which it did not report"
     )
 
 
