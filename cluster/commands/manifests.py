@@ -40,8 +40,8 @@ class Options:
 
     def overrides(self) -> dict[str, Any]:
         """Return the overrides as load_cluster_config() takes them."""
-        # A group without a count has one engine, so both and encode are left out unless engines of them are wanted.
-        optional = {"both": self.both or None, "encode": self.encode or None}
+        # A group without a count has one engine, so both and encode get no GPUs unless engines of them are wanted.
+        optional = {"both": self.both, "encode": self.encode}
         counts = {"prefill": self.prefill, "decode": self.decode, **optional}
         wanted = {role for role in counts if self.gpu is not None and (role not in optional or optional[role])}
         kubernetes = {

@@ -34,12 +34,18 @@ _NONE: Final = RoleLimits(0, 0)
 
 
 class OfflinePlanSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits and the effort of a plan. num_requests: of an estimate; num_estimates: of each choice"""
+    """The limits and the effort of a plan.
+
+    num_requests:  of an estimate
+    num_estimates: of each choice
+    step_error:    the factor by which steps may be longer or shorter; None: the error of the step cost model says it
+    """
 
     aims: PlanAims
     limits: FleetLimits
     num_requests: int
     num_estimates: int
+    step_error: float | None = None
     seed: int = 0
 
 
@@ -64,8 +70,10 @@ class OfflinePlan(msgspec.Struct, frozen=True):
     by_roles:         the cheapest fleet of prefill and decode engines; None if the budget has no room for one
     without_roles:    the cheapest fleet of engines for both
     one_more:         the recommended fleet and one engine more, of the role that allows the largest load
-    faster_link:      the recommended fleet with links of twice the bandwidth; None: it hands nothing over
-    engines_between:  engines of the recommended fleets if steps are faster, or slower, by the model's usual error
+    faster_link:      the recommended fleet with links of twice the bandwidth; None: it has engines for both, which need
+                      no link
+    engines_between:  engines of the recommended fleets if steps are faster, or slower, by the model's usual error, or
+                      by the error of a guess
     findings:         aims that were replaced since no engine attains them, and aims that the budget does not attain
     """
 
@@ -96,7 +104,8 @@ def plan_offline(
             f"no fleet within the budget attains the aims: with {best.fleet} "
             f"{best.service.attainment:.0%} of requests would meet them"
         )
-    others = [_Planning(requests, speed.slower_by(part), settings, estimator) for part in _errors(speed)]
+    error = settings.step_error or math.exp(_Z * speed.sigma)
+    others = [_Planning(requests, speed.slower_by(part), settings, estimator) for part in (1 / error, error)]
     between = [one.engines(limits) for one in others]
     return OfflinePlan(
         mean=planning.mean,
@@ -206,9 +215,3 @@ def _works(requests: Sequence[OfferedRequest], prices: WorkPrices) -> tuple[Work
             slices[at] += prices.work_of([request]).total_s / _SLICE_S
     factor = max(quantile(sorted(slices), _BUSY_PART) / mean.total_s, 1.0) if mean.total_s > 0 else 1.0
     return mean, Work(factor * mean.prefill_s, factor * mean.decode_s)
-
-
-def _errors(speed: EngineSpeed) -> tuple[float, float]:
-    """Return the factors of steps that are as much faster, or slower, as four of five are at most."""
-    factor = math.exp(_Z * speed.sigma)
-    return 1 / factor, factor

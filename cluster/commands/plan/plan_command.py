@@ -72,7 +72,7 @@ def plan(
     Example: raypd plan --model /models/Llama-3.1-8B --gpu h100
     --trace conversation.jsonl --slo ttft=500ms,itl=50ms
     """
-    from cluster.commands.plan.plan_inputs import SpeedSource
+    from cluster.commands.plan.plan_inputs import SpeedSource, gpu_of_engines
     from cluster.commands.plan.plan_report import manifests_command, render_offline_plan
     from cluster.commands.plan.plan_run import PlanOptions, make_plan
 
@@ -81,7 +81,8 @@ def plan(
         limits = (budget, attainment, scale_rate, num_prompts, seed)
         options = PlanOptions(trace, tuple(slo), config_file, source, *limits, simulates=simulate)
         made, aims, warning = make_plan(options)
-        command = manifests_command(made.recommended.fleet, str(model or "MODEL"), gpu, tp)
+        engines_gpu = gpu_of_engines(source)
+        command = manifests_command(made.recommended.fleet, str(model or "MODEL"), engines_gpu, tp, config_file)
         if as_json:
             document: dict[str, Any] = {"plan": made, "command": command, "warning": warning}
             Console().print_json(msgspec.json.encode(document).decode())

@@ -17,8 +17,9 @@ from cluster.commands.plan.model_kv import read_even_size, read_model_kv
 from cluster.errors import InvalidConfig
 from cluster.planning.engine_work import EngineSpeed, speed_of_model
 from cluster.planning.offered_load import OfferedRequest
+from cluster.settings.kubernetes import GPU_PRODUCTS
 from cluster.simulation.engines.fitted_costs import fit_step_costs
-from cluster.simulation.timing.gpu_data_sheets import find_data_sheet
+from cluster.simulation.timing.gpu_data_sheets import find_data_sheet, gpu_in
 from cluster.simulation.timing.model_shape import read_model_shape
 from cluster.simulation.timing.op_tables import read_op_tables
 from cluster.simulation.timing.rank_exchange import RankLayout
@@ -26,6 +27,9 @@ from cluster.simulation.timing.roofline import WARNING, RooflineStepTimes
 from cluster.traces.trace_request import BLOCK_TOKENS, TraceRequest
 
 _BITS: Final = 8
+_ANY_GPU: Final = "any"
+_OF_PROCESSORS: Final = " threads"
+"""The end of the device in the cost models of engines on CPUs (device_name())."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +87,36 @@ def read_speed(source: SpeedSource, scheduler: SchedulerConfig) -> tuple[EngineS
 def read_cost_model(path: Path) -> StepCostModel:
     """Read a cost model that an engine has saved, whatever the model and the device. Raises InvalidConfig."""
     try:
+        return load_cost_model(path, _identity(path))
+    except CostFileRefused as error:
+        raise InvalidConfig("--cost-model", [str(error)]) from error
+
+
+def gpu_of_engines(source: SpeedSource) -> str | None:
+    """Return the GPU of the engines whose speed was read, as `raypd manifests` takes it; None: they run on CPUs.
+
+    Manifests ask for a GPU by its name if they know that kind, else for any GPU.
+    """
+    device = source.gpu
+    if device is None and source.cost_model is not None:
+        device = _identity(source.cost_model).device
+    if device is None:
+        return _ANY_GPU
+    if device.endswith(_OF_PROCESSORS):
+        return None
+    name = gpu_in(device)
+    return name if name in GPU_PRODUCTS else _ANY_GPU
+
+
+def _identity(path: Path) -> CostIdentity:
+    """Return the identity in a saved cost model. Raises InvalidConfig."""
+    try:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
-        identity = msgspec.json.decode(found.get("identity", msgspec.Raw(b"null")), type=CostIdentity)
-        return load_cost_model(path, identity)
+        return msgspec.json.decode(found.get("identity", msgspec.Raw(b"null")), type=CostIdentity)
     except OSError as error:
         raise InvalidConfig(f"--cost-model {path}", [f"it cannot be read: {error.strerror}"]) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"--cost-model {path}", [f"it is no saved cost model: {error}"]) from error
-    except CostFileRefused as error:
-        raise InvalidConfig("--cost-model", [str(error)]) from error
 
 
 def offered_requests(

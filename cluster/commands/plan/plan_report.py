@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from rich.console import Group, RenderableType
@@ -24,8 +26,6 @@ def render_offline_plan(plan: OfflinePlan, aims: PlanAims, command: str, warning
         table.add_column(column, justify="left" if index < 2 else "right")
     for name, fleet in _rows(plan):
         table.add_row(name, *_cells(fleet))
-    between = plan.engines_between
-    same = f"{between[0]} engines" if between[0] == between[1] else f"{between[0]} to {between[1]} engines"
     parts: list[RenderableType] = [f"[bold red]{escape(warning)}[/]"] if warning else []
     parts += [
         f"work: {plan.mean.total_s:.2f} engine-seconds per second on average",
@@ -34,7 +34,7 @@ def render_offline_plan(plan: OfflinePlan, aims: PlanAims, command: str, warning
         f"aims: TTFT {_ms(aims.ttft_s)}, ITL {_ms(aims.itl_s)}, for {aims.attainment:.0%} of requests",
         table,
         *_gains(plan),
-        f"confidence: {same}, if steps are as much faster or slower than predicted as four of five are at most",
+        _confidence(plan, is_guess=bool(warning)),
         *(f"[yellow]{escape(finding)}[/]" for finding in plan.findings),
         f"estimated by: {plan.estimated_by.replace('_', ' ')}",
         f"to start it: {escape(command)}",
@@ -42,11 +42,15 @@ def render_offline_plan(plan: OfflinePlan, aims: PlanAims, command: str, warning
     return Group(*parts)
 
 
-def manifests_command(fleet: FleetCounts, model: str, gpu: str | None, num_ranks: int) -> str:
-    """Return the command that prints the manifests of a fleet."""
-    parts = ["raypd manifests", *(f"--{role.value} {fleet.of_role(role)}" for role in PLANNED_ROLES)]
-    parts += [f"--model {model}", f"--gpu {gpu}" if gpu else "", f"--tp {num_ranks}" if num_ranks > 1 else ""]
-    return " ".join(part for part in parts if part)
+def manifests_command(
+    fleet: FleetCounts, model: str, gpu: str | None, num_ranks: int, config_file: Path | None = None
+) -> str:
+    """Return the command that prints the manifests of a fleet. gpu: as `raypd manifests` takes it"""
+    parts = ["raypd", "manifests", *(["--config", str(config_file)] if config_file else [])]
+    for role in PLANNED_ROLES:
+        parts += [f"--{role.value}", str(fleet.of_role(role))]
+    parts += ["--model", model, *(["--gpu", gpu] if gpu else [])]
+    return shlex.join([*parts, *(["--tp", str(num_ranks)] if num_ranks > 1 else [])])
 
 
 def _rows(plan: OfflinePlan) -> Iterator[tuple[str, OfflineFleet]]:
@@ -74,7 +78,18 @@ def _gains(plan: OfflinePlan) -> Iterator[str]:
         if after is not None:
             gained = after.growth - before
             told = f"{gained:+.0%} of the load" if abs(gained) >= 0.02 else "nothing"
-            yield f"{name} ({after.fleet}) buys {told}"
+            yield f"{name} ({after.fleet}) {'buy' if name.startswith('links') else 'buys'} {told}"
+    if plan.faster_link is None:
+        yield "links twice as fast buy nothing: engines for both keep requests where their prompts were computed"
+
+
+def _confidence(plan: OfflinePlan, *, is_guess: bool) -> str:
+    """Return the numbers of engines within the error of the steps' durations."""
+    least, most = plan.engines_between
+    between = f"{least} to {most} engines" if least != most else f"{most} engine{'s' if most > 1 else ''}"
+    if is_guess:
+        return f"confidence: none, as nothing was measured; {between}, if steps take from half to twice the guess"
+    return f"confidence: {between}, if steps are as much faster or slower than predicted as four of five are at most"
 
 
 def _ms(seconds: float | None) -> str:

@@ -13,6 +13,7 @@ from cluster.planning.fleet_counts import FleetLimits
 from cluster.planning.fleet_estimate import ClosedFormEstimator, PlanAims
 from cluster.planning.offline_plan import OfflinePlan, OfflinePlanSettings, plan_offline
 from cluster.simulation.fleet_estimator import SimulationEstimator
+from cluster.simulation.timing.roofline import GUESS_ERROR
 from cluster.traces.trace_reader import open_trace
 from cluster.traces.trace_request import BLOCK_TOKENS
 
@@ -52,6 +53,7 @@ def make_plan(options: PlanOptions) -> tuple[OfflinePlan, PlanAims, str]:
         limits=limits,
         num_requests=min(config.planner.estimate_requests, len(requests)),
         num_estimates=config.planner.max_estimates,
+        step_error=GUESS_ERROR if warning else None,
         seed=options.seed,
     )
     estimator = SimulationEstimator(config.routing.mode) if options.simulates else ClosedFormEstimator()

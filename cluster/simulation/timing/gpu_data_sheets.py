@@ -60,8 +60,14 @@ def find_data_sheet(name: str) -> GpuDataSheet:
 
 def data_sheet_in(text: str) -> GpuDataSheet | None:
     """Return the data sheet of the GPU that a text names, such as "NVIDIA GeForce RTX 4090"; None if it names none."""
+    name = gpu_in(text)
+    return None if name is None else GPU_DATA_SHEETS[name]
+
+
+def gpu_in(text: str) -> str | None:
+    """Return the name here of the GPU that a text names; None if it names none."""
     for name in sorted(GPU_DATA_SHEETS, key=len, reverse=True):
         pattern = re.sub("(rtx|pro)", r"\1[ _-]*", name)
         if re.search(rf"(?<![a-z0-9]){pattern}(?![0-9])", text.lower()):
-            return GPU_DATA_SHEETS[name]
+            return name
     return None

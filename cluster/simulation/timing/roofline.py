@@ -26,6 +26,8 @@ WARNING: Final = (
     "steps can take several times as long. Give a cost model that an engine has saved, or tables of operators, before "
     "you rely on this result."
 )
+GUESS_ERROR: Final = 2.0
+"""How many times as long, or as short, steps may be: what a plan that rests on a guess shows beside it."""
 _MEMORY_PART: Final = 0.8
 """The part of the data sheet's bandwidth that kernels reach. RTX 4090 and RTX PRO 6000 reach 0.77 to 0.92."""
 _COMPUTE_PART: Final = 0.7

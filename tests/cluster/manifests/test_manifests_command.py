@@ -32,6 +32,15 @@ def test_a_cluster_is_printed_as_the_command_line_says() -> None:
     assert of_kind(objects, "Namespace")["metadata"]["name"] == "llm"
 
 
+def test_no_engines_of_a_role_on_the_command_line_go_before_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text("{both: {count: 3}, encode: {count: 1}}")
+    result = CliRunner().invoke(app, [*_ENGINES, "--config", str(file), "--both", "0", "--encode", "0"])
+
+    assert result.exit_code == 0, result.output
+    assert worker_groups(list(yaml.safe_load_all(result.stdout))).keys() == {"ingress", "prefill", "decode"}
+
+
 def test_the_checkpoint_comes_from_a_claim_that_every_pod_mounts() -> None:
     objects = list(yaml.safe_load_all(CliRunner().invoke(app, _ISSUE).output))
     groups = worker_groups(objects) | {"head": of_kind(objects, "RayCluster")["spec"]["headGroupSpec"]}

@@ -84,6 +84,11 @@ def test_the_error_of_the_cost_model_widens_the_answer() -> None:
     assert unsure.engines_between[1] > sure.engines_between[1]
 
 
+def test_the_error_of_a_guess_widens_the_answer_whatever_the_fit_says() -> None:
+    fewest, most = _plan(msgspec.structs.replace(SETTINGS, step_error=2.0), sigma=0.01).engines_between
+    assert most >= 3 * fewest, "steps that take four times as long need about four times as many engines"
+
+
 def test_busy_minutes_count_and_not_the_mean() -> None:
     quiet = _trace(2.0, 600)  # five minutes
     busy = [msgspec.structs.replace(one, arrived_at_s=one.arrived_at_s + 310) for one in _trace(20.0, 4000)]

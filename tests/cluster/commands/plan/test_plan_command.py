@@ -7,16 +7,25 @@ cluster/commands/plan/plan_report.py, cluster/commands/plan/plan_run.py.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner, Result
 
 from actors.config import SchedulerConfig
 from actors.costs.cost_file import CostIdentity, save_cost_model
 from actors.costs.step_cost_model import Residuals, StepCostModel
 from cluster.cli import app
-from cluster.commands.plan.plan_inputs import SpeedSource, offered_requests, read_cost_model, read_speed
+from cluster.commands.plan.plan_inputs import (
+    SpeedSource,
+    gpu_of_engines,
+    offered_requests,
+    read_cost_model,
+    read_speed,
+)
 from cluster.commands.plan.plan_report import manifests_command
 from cluster.errors import InvalidConfig
 from cluster.planning.fleet_counts import FleetCounts
@@ -85,11 +94,17 @@ def test_a_plan_from_a_data_sheet_says_loudly_that_nothing_was_measured(trace: P
         "vocab_size": 128256,
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    result = _run("--trace", trace, "--slo", "ttft=500ms,itl=50ms", "--model", tmp_path, "--gpu", "h100", "--budget", 8)
+    speed = ("--model", tmp_path, "--gpu", "h100")
+    result = _run("--trace", trace, "--slo", "ttft=500ms,itl=50ms", *speed, "--budget", 16, "--scale-rate", 40)
     assert result.exit_code == 0, result.output
     assert result.output.count("NOTHING WAS MEASURED") == 1
-    for part in ("perfect system:", "recommended", "one engine more", "confidence:", f"--model {tmp_path} --gpu h100"):
+    for part in ("perfect system:", "recommended", "one engine more", f"--model {tmp_path} --gpu h100"):
         assert part in result.output
+    # A factor of four between the shortest and the longest steps takes more than one number of engines.
+    assert re.search(
+        r"confidence: none, as nothing was measured; \d to \d engines, if steps take from half", result.output
+    )
+    assert "links twice as fast buy nothing: engines for both keep requests" in result.output
 
 
 @pytest.mark.parametrize(
@@ -191,6 +206,49 @@ def test_a_prefix_that_the_cache_still_holds_is_cached() -> None:
 def test_the_command_names_what_differs_from_a_plain_cluster() -> None:
     command = manifests_command(FleetCounts(2, 3), "/m", "h100", 2)
     assert command == "raypd manifests --prefill 2 --decode 3 --both 0 --model /m --gpu h100 --tp 2"
-    assert manifests_command(FleetCounts(both=1), "/m", None, 1) == (
-        "raypd manifests --prefill 0 --decode 0 --both 1 --model /m"
+    assert manifests_command(FleetCounts(both=1), "/m n", None, 1, Path("one.yaml")) == (
+        "raypd manifests --config one.yaml --prefill 0 --decode 0 --both 1 --model '/m n'"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "expected"),
+    [
+        ("NVIDIA H100", None, "h100"),
+        ("rtx4090", None, "any"),  # it has a data sheet, and manifests know no node label of it
+        (None, "NVIDIA H200", "h200"),
+        (None, "NVIDIA A10G", "any"),
+        (None, "AMD EPYC 9B14, 2 threads", None),
+        (None, None, "any"),  # tables of operators
+    ],
+)
+def test_the_command_asks_for_the_gpu_whose_speed_was_read(
+    tmp_path: Path, gpu: str | None, device: str | None, expected: str | None
+) -> None:
+    costs = None
+    if device is not None:
+        costs = tmp_path / "costs.json"
+        save_cost_model(costs, CostIdentity("m", device, "bf16"), MODEL, 1.0, "e")
+    assert gpu_of_engines(_source(tmp_path, gpu=gpu, cost_model=costs)) == expected
+
+
+def test_the_printed_command_prints_the_manifests_of_the_fleet(trace: Path, cost_model: Path, tmp_path: Path) -> None:
+    settings = tmp_path / "settings of mine.yaml"
+    settings.write_text("{both: {count: 9}, prefill: {count: 7}, scheduler: {max_num_seqs: 48}}")
+    speed = ("--cost-model", cost_model, "--kv-tokens", 100_000, "--gpu", "l4", "--model", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(GEOMETRIES["Llama-3.3-70B"]))
+    planned = _run("--config", settings, "--trace", trace, "--slo", "ttft=1s,itl=50ms", *speed, "--json")
+    assert planned.exit_code == 0, planned.output
+    document = json.loads(planned.output)
+
+    found = CliRunner().invoke(app, shlex.split(document["command"])[1:])
+
+    assert found.exit_code == 0, found.output
+    [config] = [
+        yaml.safe_load(one["data"]["cluster.yaml"])
+        for one in yaml.safe_load_all(found.stdout)
+        if "cluster.yaml" in one.get("data", {})
+    ]
+    counts = {role: config.get(role, {"count": 0})["count"] for role in ("prefill", "decode", "both")}
+    assert counts == document["plan"]["recommended"]["fleet"]
+    assert config["scheduler"]["max_num_seqs"] == 48
