@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import operator
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -49,6 +50,7 @@ from cluster.routing.pairing import refused_pairs
 from cluster.routing.prefixes.prefix_index import PrefixIndex
 from cluster.routing.prefixes.prefix_indexes import PrefixIndexes
 from cluster.routing.recording.recorded_routing import RecordedLoadBook, RoutingRecorder
+from cluster.routing.request_record import EngineQueue
 from cluster.sessions.canary import run_canary
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from cluster.sessions.session import EngineSession
@@ -184,6 +186,7 @@ class IngressProcess:
             request_tracer=self._start_tracer(),
             tracing=self._start_tracing(),
         )
+        serving.records.queues = self._queues
         serving.metrics.refused_messages = self._sessions().refused_messages
         serving.metrics.version = server_version()
         view = functools.partial(self._view, serving)
@@ -229,6 +232,11 @@ class IngressProcess:
             num_blocks=sum(one.num_blocks for one in stats.values()),
             max_adapters=0 if self._config.lora is None else self._config.lora.max_cpu_loras,
         )
+
+    def _queues(self) -> dict[str, EngineQueue]:
+        """Return the queue of each engine; of an engine's incarnations the newest one counts."""
+        stats = sorted(self._sessions().stats().items(), key=operator.itemgetter(0))
+        return {key[0]: EngineQueue.of(key[0], newest) for key, (newest, _) in stats}
 
     async def _view(self, serving: Serving) -> ClusterView:
         """View the cluster as it is now; without the controller's part if the controller does not answer in time."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import reprlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cluster.errors import AllowanceSpent, DeadlineUnreachable, FieldViolation, InvalidRequest, Overloaded
 from cluster.observability.record_store import RecordStore
@@ -17,7 +19,7 @@ from cluster.observability.routing_figures import RoutingFigures, RoutingSummary
 from cluster.observability.stopwatch import Stopwatch
 from cluster.observability.trace_writing.request_tracer import RequestTracer
 from cluster.planning.offered_load import OfferedLoad, OfferedRequest
-from cluster.routing.request_record import RequestRecord
+from cluster.routing.request_record import EngineQueue, RequestRecord
 
 MAX_FOUND: Final = 32
 """The most records that one search returns."""
@@ -109,6 +111,8 @@ class RequestRecords:
         self._tracer = tracer
         self.offered = offered
         self._wall_clock = wall_clock
+        self.queues: Callable[[], Mapping[str, EngineQueue]] = dict
+        """Returns the queues of engines by their newest reports, for the records of requests in flight."""
         self._ingress = ingress
         self._store = store
         self._figures = RoutingFigures()
@@ -205,11 +209,20 @@ class RequestRecords:
         """Return the records of requests in flight that engines have got, as they are now, without times of tokens."""
         return [writer.outline(self._ingress) for writer in in_flight if writer.has_attempts]
 
+    def _live(self, in_flight: Sequence[tuple[RecordWriter, Stopwatch]]) -> Iterator[bytes]:
+        """Yield the records of requests in flight, with the queues that they may wait in."""
+        queues = self.queues() if in_flight else {}
+        for writer, stopwatch in in_flight:
+            record = writer.record(self._ingress, stopwatch)
+            silent = record.attempts[-1].silent_engine_ids if record.attempts else ()
+            found = tuple(queues[name] for name in silent if name in queues)
+            yield (msgspec.structs.replace(record, queues=found) if found else record).to_bytes()
+
     def _last(self, query: RecordQuery, in_flight: Iterable[tuple[RecordWriter, Stopwatch]]) -> list[bytes]:
         """Return the records of the last requests, the newest first: those in flight, then those that have ended."""
         asked_for = [one for one in in_flight if one[0].has_attempts and query.tenant in (None, one[0].tenant)]
         # Of thousands in flight no more are described than are returned.
-        live = (writer.record(self._ingress, stopwatch).to_bytes() for writer, stopwatch in reversed(asked_for))
+        live = self._live(asked_for[::-1])
         ended = (kept.data for kept in self._store.newest() if query.tenant in (None, kept.tenant))
         found = itertools.islice(itertools.chain(live, ended), min(query.last, MAX_LAST))
         return list(_within(found, MAX_LAST_BYTES))
@@ -222,10 +235,10 @@ class RequestRecords:
             for kept in self._store.items()
             if is_asked_for(kept.tenant, kept.request_id)
         }
-        for writer, stopwatch in live:
-            if is_asked_for(writer.tenant, writer.request_id):
-                # A request may reuse the id of one that has ended.
-                found[writer.tenant, writer.request_id] = writer.record(self._ingress, stopwatch).to_bytes()
+        asked_for = [one for one in live if is_asked_for(one[0].tenant, one[0].request_id)]
+        for (writer, _), data in zip(asked_for, self._live(asked_for), strict=True):
+            # A request may reuse the id of one that has ended.
+            found[writer.tenant, writer.request_id] = data
         return list(found.values())
 
 

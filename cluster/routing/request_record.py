@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from actors.core.outputs.engine_core_outputs import RequestTimings
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import StatusChange
 from cluster.routing.decision import Decision
 
@@ -67,6 +68,41 @@ class EngineTimes(msgspec.Struct, frozen=True):
         )
 
 
+class EngineQueue(msgspec.Struct, frozen=True):
+    """The requests of an engine, from all ingresses, by its newest report on itself; one comes twice a second.
+
+    num_waiting_for_reservation: of num_waiting, those for whose KV their decode engines have reserved no blocks yet
+    num_waiting_for_blocks:      of num_waiting, those for whose KV this engine has no blocks yet
+    num_waiting_for_batch:       of num_waiting, those whose KV is here
+    num_waiting_for_kv:          those whose KV is on its way; they are not in num_waiting
+    kv_cache_usage:              0 to 1
+    """
+
+    engine_id: str
+    num_running: int = 0
+    num_waiting: int = 0
+    num_waiting_for_reservation: int = 0
+    num_waiting_for_blocks: int = 0
+    num_waiting_for_batch: int = 0
+    num_waiting_for_kv: int = 0
+    kv_cache_usage: float = 0.0
+
+    @classmethod
+    def of(cls, engine_id: str, stats: SchedulerStats) -> EngineQueue:
+        """Return the queue of an engine that has sent these counters."""
+        reasons = stats.num_waiting_by_reason
+        return cls(
+            engine_id,
+            stats.num_running_reqs,
+            stats.num_waiting_reqs,
+            reasons.get("reservation", 0),
+            reasons.get("load", 0),
+            reasons.get("batch", 0),
+            stats.num_waiting_for_remote_kvs,
+            stats.kv_cache_usage,
+        )
+
+
 class AttemptRecord(msgspec.Struct, frozen=True):
     """One submission of the request to engines.
 
@@ -97,6 +133,18 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     ended_s: float | None = None
 
     @property
+    def silent_engine_ids(self) -> list[str]:
+        """The engines that have told nothing of the request yet, not even by tokens, of an attempt under way."""
+        silent = []
+        producer = self.prefill_engine_id
+        if producer is not None and self.prefill is None and self.first_token_s is None and not self.prefill_failure:
+            silent.append(producer)
+        # The first token of a handoff is its producer's.
+        if self.decode is None and self.num_new_tokens <= int(producer is not None):
+            silent.append(self.decode_engine_ids[-1])
+        return silent
+
+    @property
     def computing(self) -> EngineTimes | None:
         """The report of the engine that computed the prompt; None if that engine sent none, or if it is not known."""
         if self.prefill_engine_id is not None:
@@ -121,6 +169,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft_aim_s, itl_aim_s: the request's aims, its own or the cluster's; None: it has no such aim
     has_met_aims:          whether it ended well, its first token was in time, and the mean time between its tokens was
                            within the aim; None: it has no aims, or is in flight, or its client has left
+    queues:                of the engines that have it and have told nothing of it yet, while it is in flight
     """
 
     request_id: str
@@ -142,6 +191,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     has_met_aims: bool | None = None
     model: str = ""
     in_flight_s: float | None = None
+    queues: tuple[EngineQueue, ...] = ()
     schema: int = SCHEMA
 
     @property

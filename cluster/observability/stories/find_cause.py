@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 from cluster.observability.stories.request_story import Phase, PhaseSpan
+from cluster.observability.stories.silent_engines import blocks_in_words, queues_in_words, waits_for_blocks
 from cluster.routing.request_record import AttemptRecord, RequestRecord
 
 _MIN_PART: Final = 0.2
@@ -246,8 +247,12 @@ def _work(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float
     (number, engine_id), longest_s = max(seconds.items(), key=lambda item: item[1])
     took = f"{in_words(longest_s)} of {in_words(duration_s)}"
     if number == 2:
+        if record.outcome is None and (queue := waits_for_blocks(record)) is not None:
+            return blocks_in_words(queue, in_words(duration_s - record.attempts[-1].began_s))
         if record.outcome is None:
-            return f"{engine_id} has had it for {took}; engines report at their end what they did"
+            queues = queues_in_words(record)
+            now = f". Now {queues}" if queues else ""
+            return f"{engine_id} has had it for {took}; engines report at their end what they did{now}"
         return f"{engine_id} had it for {took}, and did not report what it did until it was lost or told to abort"
     if number == 1:
         return f"no long wait: {engine_id} computed the prompt of {record.num_prompt_tokens} tokens for {took}"

@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from actors.core.outputs.scheduler_stats import SchedulerStats
 from cluster.api.controller_watch import ControllerWatch
 from cluster.api.process import IngressProcess
 from cluster.client import CallFailed, Credentials, GenerateClient
 from cluster.config import ClusterConfig
 from cluster.errors import InvalidConfig
 from cluster.observability.status import ControllerView, RequestTraceView
+from cluster.routing.request_record import EngineQueue
+from cluster.sessions.session_pool import SessionPool
 from cluster.settings.ingress import IngressConfig
 from cluster.traces.request_trace import parse_header, parse_line
 from tests.cluster.access.certificates import Authority
@@ -84,6 +87,30 @@ async def test_an_ingress_writes_a_request_trace_if_it_is_told_to(tmp_path: Path
     header, line = text.splitlines()
     assert parse_header(header).ingress == member().party.name
     assert (parse_line(line).request_id, parse_line(line).num_attempts) == ("r", 0)
+
+
+async def test_records_of_requests_in_flight_get_the_queues_of_the_newest_incarnations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = {"reservation": 1, "load": 2, "batch": 3}
+    newest = SchedulerStats(
+        num_running_reqs=4,
+        num_waiting_reqs=6,
+        num_waiting_for_remote_kvs=5,
+        num_waiting_by_reason=waits,
+        kv_cache_usage=0.5,
+    )
+    stats = {("decode-0", 2): (newest, 1.0), ("decode-0", 1): (SchedulerStats(), 2.0)}
+    monkeypatch.setattr(SessionPool, "stats", lambda pool: stats)
+    settings = {"port": 0, "http": None}
+    process = IngressProcess(ClusterConfig(ingress=IngressConfig.model_validate(settings)), FakeAdmin(), member())
+    await process.start(FACTS)
+    try:
+        assert process._serving is not None
+        expected = EngineQueue("decode-0", 4, 6, 1, 2, 3, num_waiting_for_kv=5, kv_cache_usage=0.5)
+        assert process._serving.records.queues() == {"decode-0": expected}
+    finally:
+        await process.drain(0)
 
 
 async def test_an_ingress_traces_to_a_collector_if_it_is_told_to() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from cluster.routing.base import EngineT, Route
 from cluster.routing.decision import LateDecision
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
-from cluster.routing.request_record import RequestRecord
+from cluster.routing.request_record import EngineQueue, RequestRecord
 from cluster.settings.request_recording import RequestTraceConfig
 from cluster.traces.request_trace import parse_line
 from cluster.vectors.vector_requests import EmbedRequest
@@ -107,6 +108,23 @@ async def test_a_request_in_flight_has_a_record_without_an_outcome() -> None:
     await answer
     (one,) = found(pair.serving)
     assert (one.outcome, one.attempts[0].num_new_tokens) == ("length", 1)
+
+
+async def test_a_request_in_flight_has_the_queues_of_those_engines_that_have_told_nothing_of_it() -> None:
+    pair = make_pair()
+    queues = [EngineQueue("p0", num_waiting=2), EngineQueue("d0", num_waiting=1), EngineQueue("d1")]
+    pair.serving.records.queues = lambda: {one.engine_id: one for one in queues}
+    async with aclosing(pair.serving.generate(HELLO)) as chunks:
+        first = asyncio.create_task(anext(chunks))
+        producer, consumer = await pair.next_requests()
+        assert found(pair.serving)[0].queues == tuple(queues[:2])
+        pair.prefill.send(producer, 0, "a", end_cause=EndCause.HANDED_OVER, timings=prefill_timings())
+        await first
+        assert found(pair.serving)[0].queues == (queues[1],)
+        pair.decode.send(consumer, 1, "b", finish_reason=LENGTH, timings=decode_timings())
+        async for _ in chunks:
+            pass
+    assert found(pair.serving)[0].queues == ()
 
 
 async def test_a_request_whose_engine_died_leaves_both_attempts_with_their_decisions() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cluster.observability.stories.make_story import make_story
-from cluster.routing.request_record import AttemptRecord, EngineTimes, RequestRecord, StatusAt
+from cluster.routing.request_record import AttemptRecord, EngineQueue, EngineTimes, RequestRecord, StatusAt
 from tests.cluster.observability.stories.story_samples import ALONE, CONSUMER, HANDOFF, PRODUCER, ended, preempted
 
 replace = msgspec.structs.replace
@@ -132,6 +132,54 @@ def test_a_request_in_flight_says_who_has_it() -> None:
     attempt = AttemptRecord(0.1, ("decode-0",), "prefill-0")
     text = make_story(ended(attempt, outcome=None, duration_s=None, in_flight_s=2.1, ttft_s=None)).cause
     assert text == "prefill-0 has had it for 2.00 s of 2.10 s; engines report at their end what they did"
+
+
+def waiting(*queues: EngineQueue, attempt: AttemptRecord | None = None) -> str:
+    """The cause of a request in flight for 2.1 s, whose engines have these queues."""
+    begun = attempt or AttemptRecord(0.1, ("decode-0",), "prefill-0")
+    record = ended(begun, outcome=None, duration_s=None, in_flight_s=2.1, ttft_s=begun.first_token_s, queues=queues)
+    return make_story(record).cause
+
+
+def test_a_request_that_waits_for_decode_blocks_says_so_before_any_engine_reports_on_it() -> None:
+    producer = EngineQueue("prefill-0", num_waiting=3, num_waiting_for_reservation=3)
+    consumer = EngineQueue("decode-0", num_running=8, num_waiting=4, num_waiting_for_blocks=3, kv_cache_usage=0.976)
+    expected = "has waited 2.00 s for KV blocks at decode-0: 3 requests do, and its KV cache is 98% full"
+    assert waiting(producer, consumer) == expected
+    one = waiting(producer, replace(consumer, num_waiting_for_blocks=1))
+    assert one == expected.replace("3 requests do", "1 request does")
+
+
+@pytest.mark.parametrize(
+    ("producer", "consumer", "expected"),
+    [
+        pytest.param(
+            EngineQueue("prefill-0", num_running=1, num_waiting=4, num_waiting_for_reservation=3),
+            EngineQueue("decode-0", num_running=8, num_waiting=3, num_waiting_for_blocks=3, kv_cache_usage=0.98),
+            "prefill-0 has 1 running and 4 waiting, 3 of them for KV blocks of decode engines; decode-0 has 8 running "
+            "and 3 waiting, 3 of them for KV blocks, and its KV cache is 98% full",
+            id="others are computed meanwhile",
+        ),
+        pytest.param(
+            EngineQueue("prefill-0", num_waiting=3, num_waiting_for_reservation=3),
+            EngineQueue("decode-0", num_waiting_for_kv=2, num_waiting=1, num_waiting_for_batch=1),
+            "prefill-0 has 0 running and 3 waiting, 3 of them for KV blocks of decode engines; decode-0 has 0 running "
+            "and 1 waiting, 1 of them with their KV, for the batch; the KV of 2 is on its way",
+            id="its own decode engine has room",
+        ),
+        pytest.param(
+            EngineQueue("prefill-0", num_running=2, num_waiting=9),
+            EngineQueue("decode-0", num_running=1),
+            "prefill-0 has 2 running and 9 waiting; decode-0 has 1 running and 0 waiting",
+            id="a queue",
+        ),
+    ],
+)
+def test_where_it_is_not_certain_what_a_request_waits_for_the_queues_are_told(
+    producer: EngineQueue, consumer: EngineQueue, expected: str
+) -> None:
+    begin = "prefill-0 has had it for 2.00 s of 2.10 s; engines report at their end what they did. Now "
+    assert waiting(producer, consumer) == begin + expected
 
 
 def test_a_request_whose_client_left_before_its_engines_reported_says_who_had_it() -> None:
