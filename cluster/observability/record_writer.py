@@ -92,17 +92,10 @@ class RecordWriter:
         ingress:   the name of the ingress, or of the simulation
         stopwatch: has the times of the request's tokens, and its outcome once it has ended
         """
-        return RequestRecord(
-            request_id=self.request_id,
-            tenant=self.tenant,
-            ingress=ingress,
-            arrived_at_s=self.arrived_at_s,
+        return msgspec.structs.replace(
+            self.outline(ingress),
             outcome=stopwatch.outcome,
-            model_version=self.model_version,
-            num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=stopwatch.num_tokens,
-            attempts=self._attempts(),
-            num_attempts_left_out=self._num_left_out,
             ttft_s=stopwatch.ttft_s,
             itl_p50_s=stopwatch.itl_p50_s,
             itl_max_s=stopwatch.itl_max_s,
@@ -110,7 +103,6 @@ class RecordWriter:
             ttft_aim_s=None if self.slo is None else self.slo.ttft_s,
             itl_aim_s=None if self.slo is None else self.slo.itl_s,
             has_met_aims=_has_met(self.slo, stopwatch),
-            model=self.model,
             in_flight_s=stopwatch.in_flight_s,
         )
 
