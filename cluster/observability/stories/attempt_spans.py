@@ -12,21 +12,11 @@ from typing import Final
 
 import msgspec
 
+from cluster.observability.stories import phases
 from cluster.observability.stories.request_story import Phase, PhaseSpan
 from cluster.routing.request_record import AttemptRecord, EngineTimes
 
 _NEVER: Final = float("inf")
-
-# To read a member of an enum costs as much as to make a span.
-_QUEUE: Final = Phase.QUEUE
-_RESERVATION: Final = Phase.RESERVATION
-_PREFILL: Final = Phase.PREFILL
-_TRANSFER_HIDDEN: Final = Phase.TRANSFER_HIDDEN
-_TRANSFER_EXPOSED: Final = Phase.TRANSFER_EXPOSED
-_BATCH: Final = Phase.BATCH
-_DECODE: Final = Phase.DECODE
-_PREEMPTED: Final = Phase.PREEMPTED
-_UNREPORTED: Final = Phase.UNREPORTED
 
 
 class _Run(msgspec.Struct, frozen=True):
@@ -78,11 +68,11 @@ def _add_prefill_engine(spans: _Spans, attempt: AttemptRecord, engine_id: str, e
         known_end_s = end_s if attempt.first_token_s is None else attempt.first_token_s
         if attempt.prefill_failure and attempt.decode is not None and (runs := _runs(attempt.decode, began_s)):
             known_end_s = runs[0].began_s
-        spans.add(_UNREPORTED, engine_id, began_s, known_end_s)
+        spans.add(phases.UNREPORTED, engine_id, began_s, known_end_s)
         return
     scheduled_s = began_s + times.queued_s
-    spans.add(_QUEUE, engine_id, began_s, scheduled_s)
-    spans.add(_PREFILL, engine_id, scheduled_s, scheduled_s + times.prefill_s)
+    spans.add(phases.QUEUE, engine_id, began_s, scheduled_s)
+    spans.add(phases.PREFILL, engine_id, scheduled_s, scheduled_s + times.prefill_s)
 
 
 def _add_decode_engines(spans: _Spans, attempt: AttemptRecord, end_s: float | None) -> None:
@@ -115,12 +105,12 @@ def _add_without_report(
         if first_token_s is not None and attempt.prefill is not None:
             # Up to the first token the report of the prefill engine has the time, the wait for this engine included.
             began_s = max(began_s, first_token_s)
-        spans.add(_UNREPORTED, engine_id, began_s, end_s)
+        spans.add(phases.UNREPORTED, engine_id, began_s, end_s)
         return
     decode_began_s = max(began_s, first_token_s)
     if not is_handoff:
-        spans.add(_UNREPORTED, engine_id, began_s, decode_began_s)
-    spans.add(_DECODE, engine_id, decode_began_s, end_s)
+        spans.add(phases.UNREPORTED, engine_id, began_s, decode_began_s)
+    spans.add(phases.DECODE, engine_id, decode_began_s, end_s)
 
 
 def _add_alone(spans: _Spans, times: EngineTimes, engine_id: str, arrived_s: float, first_token_s: float) -> None:
@@ -128,8 +118,8 @@ def _add_alone(spans: _Spans, times: EngineTimes, engine_id: str, arrived_s: flo
     scheduled_s = arrived_s + times.queued_s
     runs = _runs(times, arrived_s) or [_Run(scheduled_s, None)]
     run_s = runs[0].began_s
-    spans.add(_QUEUE, engine_id, arrived_s, min(run_s, scheduled_s))
-    spans.add(_TRANSFER_EXPOSED, engine_id, scheduled_s, run_s)
+    spans.add(phases.QUEUE, engine_id, arrived_s, min(run_s, scheduled_s))
+    spans.add(phases.TRANSFER_EXPOSED, engine_id, scheduled_s, run_s)
     _add_running(spans, runs, engine_id, first_token_s)
 
 
@@ -137,12 +127,12 @@ def _add_consumer(spans: _Spans, attempt: AttemptRecord, times: EngineTimes, eng
     """Add the phases at the decode engine of a handoff."""
     began_s, prefill = attempt.began_s, attempt.prefill
     reserved_s = began_s + times.queued_s
-    spans.add(_RESERVATION, engine_id, began_s, reserved_s)
+    spans.add(phases.RESERVATION, engine_id, began_s, reserved_s)
     runs = _runs(times, began_s)
     if times.num_prompt_tokens_computed and prefill is None:
         # The handoff has failed, and this engine has computed the prompt.
         waited_s = runs[0].began_s if runs else reserved_s
-        spans.add(_UNREPORTED, engine_id, reserved_s, waited_s)
+        spans.add(phases.UNREPORTED, engine_id, reserved_s, waited_s)
         _add_running(spans, runs, engine_id, first_token_s=attempt.first_token_s or _NEVER)
         return
     arrived_s = _arrived_s(times)
@@ -152,10 +142,10 @@ def _add_consumer(spans: _Spans, attempt: AttemptRecord, times: EngineTimes, eng
         prefilled_s = reserved_s if prefill is None else began_s + prefill.queued_s + prefill.prefill_s
         complete_s = prefilled_s + times.exposed_transfer_s
     exposed_s = complete_s - times.exposed_transfer_s
-    spans.add(_TRANSFER_HIDDEN, engine_id, complete_s - times.transfer_s, exposed_s)
-    spans.add(_TRANSFER_EXPOSED, engine_id, exposed_s, complete_s)
+    spans.add(phases.TRANSFER_HIDDEN, engine_id, complete_s - times.transfer_s, exposed_s)
+    spans.add(phases.TRANSFER_EXPOSED, engine_id, exposed_s, complete_s)
     runs = runs or [_Run(complete_s, None)]
-    spans.add(_BATCH, engine_id, complete_s, runs[0].began_s)
+    spans.add(phases.BATCH, engine_id, complete_s, runs[0].began_s)
     _add_running(spans, runs, engine_id, first_token_s=-_NEVER)
 
 
@@ -165,10 +155,10 @@ def _add_running(spans: _Spans, runs: list[_Run], engine_id: str, first_token_s:
     for run in runs:
         began_s, ended_s = run.began_s, run.ended_s
         if preempted_s is not None:
-            spans.add(_PREEMPTED, engine_id, preempted_s, began_s)
+            spans.add(phases.PREEMPTED, engine_id, preempted_s, began_s)
         divided_s = max(began_s, first_token_s if ended_s is None else min(first_token_s, ended_s))
-        spans.add(_PREFILL, engine_id, began_s, divided_s)
-        spans.add(_DECODE, engine_id, divided_s, ended_s)
+        spans.add(phases.PREFILL, engine_id, began_s, divided_s)
+        spans.add(phases.DECODE, engine_id, divided_s, ended_s)
         preempted_s = ended_s
 
 

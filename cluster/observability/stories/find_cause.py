@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from cluster.observability.stories.request_story import Phase, PhaseSpan
+from cluster.observability.stories import phases
+from cluster.observability.stories.request_story import PhaseSpan
 from cluster.observability.stories.silent_engines import blocks_in_words, queues_in_words, waits_for_blocks
 from cluster.routing.request_record import AttemptRecord, RequestRecord
 
@@ -15,16 +16,6 @@ _MIN_PART: Final = 0.2
 _MIN_PART_OF_TTFT: Final = 0.5
 """A wait before the first token is the cause as well if it took this part of the time to the first token."""
 _MIN_OF_TTFT_S: Final = 0.1
-
-# To read a member of an enum costs as much as to make a span.
-_QUEUE: Final = Phase.QUEUE
-_RESERVATION: Final = Phase.RESERVATION
-_TRANSFER_EXPOSED: Final = Phase.TRANSFER_EXPOSED
-_BATCH: Final = Phase.BATCH
-_PREEMPTED: Final = Phase.PREEMPTED
-_PREFILL: Final = Phase.PREFILL
-_DECODE: Final = Phase.DECODE
-_UNREPORTED: Final = Phase.UNREPORTED
 
 
 class _Longest:
@@ -136,17 +127,17 @@ def _add_waits(longest: _Longest, record: RequestRecord, spans: tuple[PhaseSpan,
     preempted: list[PhaseSpan] = []
     for span in spans:
         phase = span.phase
-        if phase is _PREEMPTED:
+        if phase is phases.PREEMPTED:
             preempted.append(span)
         elif not is_first and span.attempt != newest:
             continue
-        elif phase is _QUEUE:
+        elif phase is phases.QUEUE:
             queued_s += span.seconds(duration_s)
             queue = span.engine_id
-        elif phase is _RESERVATION:
+        elif phase is phases.RESERVATION:
             reserved_s += span.seconds(duration_s)
             reservation = span.engine_id
-        elif phase is _TRANSFER_EXPOSED or phase is _BATCH:
+        elif phase is phases.TRANSFER_EXPOSED or phase is phases.BATCH:
             late.append(span)
     # A producer begins once its consumer has reserved blocks: this part of its queue is the consumer's.
     queued_s -= reserved_s
@@ -157,7 +148,7 @@ def _add_waits(longest: _Longest, record: RequestRecord, spans: tuple[PhaseSpan,
         longest.words = partial(_reservation, reservation, reserved_s)
     for span in late:
         if longest.is_beaten_by(span.seconds(duration_s)):
-            is_transfer = span.phase is _TRANSFER_EXPOSED
+            is_transfer = span.phase is phases.TRANSFER_EXPOSED
             longest.words = (
                 partial(_transfer, last, span, duration_s) if is_transfer else partial(_batch, span, duration_s)
             )
@@ -233,11 +224,11 @@ def _work(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float
     seconds: dict[tuple[int, str], float] = {}
     for span in spans:
         phase = span.phase
-        if phase is _DECODE:
+        if phase is phases.DECODE:
             key = 0, span.engine_id
-        elif phase is _PREFILL:
+        elif phase is phases.PREFILL:
             key = 1, span.engine_id
-        elif phase is _UNREPORTED:
+        elif phase is phases.UNREPORTED:
             key = 2, span.engine_id
         else:
             continue

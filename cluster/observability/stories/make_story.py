@@ -7,18 +7,15 @@ import operator
 from collections.abc import Iterator
 from typing import Final
 
+from cluster.observability.stories import phases
 from cluster.observability.stories.attempt_spans import attempt_spans
 from cluster.observability.stories.find_cause import find_cause
-from cluster.observability.stories.request_story import EventKind, Phase, PhaseSpan, RequestStory, StoryEvent
+from cluster.observability.stories.request_story import EventKind, PhaseSpan, RequestStory, StoryEvent
 from cluster.routing.request_record import AttemptRecord, RequestRecord
 
 _GOOD_ENDS: Final = ("stop", "length")
 _BEGAN_S: Final = operator.attrgetter("began_s")
 _AT_S: Final = operator.attrgetter("at_s")
-# To read a member of an enum costs as much as to make a span.
-_ADMISSION: Final = Phase.ADMISSION
-_PREEMPTED: Final = Phase.PREEMPTED
-_RECOVERY: Final = Phase.RECOVERY
 _FIRST_TOKEN: Final = EventKind.FIRST_TOKEN
 
 
@@ -71,15 +68,15 @@ def spans_of(record: RequestRecord) -> tuple[PhaseSpan, ...]:
     spans: list[PhaseSpan] = []
     admitted_s = record.attempts[0].began_s if record.attempts else record.duration_s
     if admitted_s is None or admitted_s > 0:
-        spans.append(PhaseSpan(_ADMISSION, "", 0, 0.0, admitted_s))
+        spans.append(PhaseSpan(phases.ADMISSION, "", 0, 0.0, admitted_s))
     failed_s: float | None = None
     for number, attempt in number_attempts(record):
         if failed_s is not None and attempt.began_s > failed_s:
-            spans.append(PhaseSpan(_RECOVERY, "", number - 1, failed_s, attempt.began_s))
+            spans.append(PhaseSpan(phases.RECOVERY, "", number - 1, failed_s, attempt.began_s))
         failed_s = attempt.ended_s
         spans += attempt_spans(attempt, number, record.duration_s if failed_s is None else failed_s)
     if failed_s is not None and (record.duration_s is None or record.duration_s > failed_s):
-        spans.append(PhaseSpan(_RECOVERY, "", number, failed_s, record.duration_s))
+        spans.append(PhaseSpan(phases.RECOVERY, "", number, failed_s, record.duration_s))
     spans.sort(key=_BEGAN_S)
     return tuple(spans)
 
@@ -96,7 +93,7 @@ def _events(record: RequestRecord, spans: tuple[PhaseSpan, ...]) -> tuple[StoryE
     if record.ttft_s is not None:
         events.append(StoryEvent(_FIRST_TOKEN, record.ttft_s, "", 0, "first token"))
     for span in spans:
-        if span.phase is _PREEMPTED:
+        if span.phase is phases.PREEMPTED:
             text = f"{span.engine_id} preempted the request: its KV cache had no free block"
             events.append(StoryEvent(EventKind.PREEMPTED, span.began_s, span.engine_id, span.attempt, text))
     for number, attempt in number_attempts(record):
