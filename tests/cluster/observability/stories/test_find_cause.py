@@ -1,4 +1,7 @@
-"""The cause names what a slow request waited for longest, and nothing where it did not wait."""
+"""The cause names what a slow request waited for longest, and nothing where it did not wait.
+
+Tests of cluster/observability/stories/silent_engines.py.
+"""
 
 from __future__ import annotations
 
