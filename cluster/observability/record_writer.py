@@ -84,6 +84,7 @@ class RecordWriter:
             attempts=self._attempts(),
             num_attempts_left_out=self._num_left_out,
             model=self.model,
+            max_tokens=0 if self.request is None else self.request.sampling_params.max_tokens,
         )
 
     def record(self, ingress: str, stopwatch: Stopwatch) -> RequestRecord:

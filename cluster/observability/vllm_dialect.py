@@ -73,9 +73,11 @@ _HISTOGRAMS: Final = tuple(
         ("request_queue_time_seconds", figures.QUEUE),
         ("request_prefill_time_seconds", figures.PREFILL),
         ("request_decode_time_seconds", figures.DECODE),
+        ("request_inference_time_seconds", figures.INFERENCE),
         ("request_prompt_tokens", figures.PROMPT_LENGTH),
         ("request_generation_tokens", figures.OUTPUT_LENGTH),
         ("request_max_num_generation_tokens", figures.OUTPUT_LENGTH),
+        ("request_params_max_tokens", figures.MAX_TOKENS),
         ("request_prefill_kv_computed_tokens", figures.COMPUTED_LENGTH),
     )
 )

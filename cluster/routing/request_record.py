@@ -169,6 +169,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     ttft_aim_s, itl_aim_s: the request's aims, its own or the cluster's; None: it has no such aim
     has_met_aims:          whether it ended well, its first token was in time, and the mean time between its tokens was
                            within the aim; None: it has no aims, or is in flight, or its client has left
+    max_tokens:            the most output tokens that the request allows; 0 if it is not known
     queues:                of the engines that have it and have told nothing of it yet, while it is in flight
     """
 
@@ -191,6 +192,7 @@ class RequestRecord(msgspec.Struct, frozen=True):
     has_met_aims: bool | None = None
     model: str = ""
     in_flight_s: float | None = None
+    max_tokens: int = 0
     queues: tuple[EngineQueue, ...] = ()
     schema: int = SCHEMA
 

@@ -94,6 +94,11 @@ DECODE: Final = _times(
     "Time from the first to the last output token, of requests with a finish reason.",
     buckets.PHASE_S,
 )
+INFERENCE: Final = _times(
+    "raypd_request_inference_seconds",
+    "Time from the begin of a prompt's computation to the last output token, of requests with a finish reason.",
+    buckets.PHASE_S,
+)
 TRANSFER: Final = _times(
     "raypd_transfer_duration_seconds",
     "Duration of the KV transfer of one attempt: from its first chunk to the arrival of its last block.",
@@ -132,11 +137,18 @@ COMPUTED_LENGTH: Final = histogram(
     unit="tokens",
     buckets=buckets.TOKENS,
 )
+MAX_TOKENS: Final = histogram(
+    "raypd_request_max_tokens",
+    "The most output tokens that one request allows (max_tokens), of requests with a finish reason.",
+    "model",
+    unit="tokens",
+    buckets=buckets.TOKENS,
+)
 
 _COUNTERS: Final = (REQUESTS, PROMPT_TOKENS, CACHED_TOKENS, OUTPUT_TOKENS, PREEMPTIONS)
 HISTOGRAMS: Final = (
     *(TTFT, ITL, E2E, TPOT, QUEUE, PREFILL, DECODE, TRANSFER, EXPOSED, TRANSFER_BYTES, PROMPT_LENGTH, OUTPUT_LENGTH),
-    COMPUTED_LENGTH,
+    *(COMPUTED_LENGTH, INFERENCE, MAX_TOKENS),
 )
 DECLARATIONS: Final = (*_COUNTERS, *HISTOGRAMS, ATTEMPTS, RETRIES, MIGRATIONS)
 
@@ -270,14 +282,18 @@ def _measured(record: RequestRecord, tpot_s: float | None) -> Iterator[tuple[Dec
         return
     yield PROMPT_LENGTH, record.num_prompt_tokens
     yield OUTPUT_LENGTH, record.num_output_tokens
+    if record.max_tokens:
+        yield MAX_TOKENS, record.max_tokens
+    decode_s = 0.0 if tpot_s is None else tpot_s * (record.num_output_tokens - 1)
     computing = next((one.computing for one in record.attempts if one.num_new_tokens), None)
     if computing is not None:
         yield QUEUE, computing.queued_s
         yield PREFILL, computing.prefill_s
         yield COMPUTED_LENGTH, computing.num_prompt_tokens_computed
+        yield INFERENCE, computing.prefill_s + decode_s
     if tpot_s is not None:
         yield TPOT, tpot_s
-        yield DECODE, tpot_s * (record.num_output_tokens - 1)
+        yield DECODE, decode_s
 
 
 def _phase(attempt: AttemptRecord) -> str:

@@ -78,7 +78,7 @@ async def test_a_request_that_has_ended_leaves_what_was_decided_and_what_came_tr
 
     (one,) = found(pair.serving)
     assert (one.request_id, one.tenant, one.outcome, one.model_version) == ("r", "", "length", 1)
-    assert (one.num_prompt_tokens, one.num_output_tokens) == (5, 4)
+    assert (one.num_prompt_tokens, one.num_output_tokens, one.max_tokens) == (5, 4, 59)
     # The clock goes on by a second with each reading: at the start, at both outputs, and at the end.
     assert (one.ttft_s, one.itl_p50_s, one.itl_max_s, one.duration_s) == (1.0, 1 / 3, 1 / 3, 3.0)
     (only,) = one.attempts

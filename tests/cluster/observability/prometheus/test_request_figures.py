@@ -17,7 +17,7 @@ PREFILL = EngineTimes(queued_s=0.25, prefill_s=0.5, num_prompt_tokens_computed=3
 DECODE = EngineTimes(0.0, 0.0, num_preemptions=2, transfer_s=0.75, exposed_transfer_s=0.125, num_transferred_bytes=4096)
 HANDED_OVER = AttemptRecord(0.0, ("d0",), "p0", num_new_tokens=5, prefill=PREFILL, decode=DECODE)
 ANSWERED = RequestRecord(
-    "r", "", "ingress-0", 1.0, "stop", num_prompt_tokens=40, num_output_tokens=5, attempts=(HANDED_OVER,)
+    "r", "", "ingress-0", 1.0, "stop", num_prompt_tokens=40, num_output_tokens=5, attempts=(HANDED_OVER,), max_tokens=9
 )
 SAW_NOTHING = AttemptRecord(0.0, ("d0",), "p0", failure="d0 died")
 SAW_TOKENS = AttemptRecord(0.0, ("d0",), "p0", num_new_tokens=2, failure="d0 died")
@@ -42,6 +42,8 @@ def test_a_request_with_an_answer_is_in_every_histogram_of_phases_and_lengths() 
         "raypd_request_prompt_tokens": (1, 40),
         "raypd_request_output_tokens": (1, 5),
         "raypd_request_computed_prompt_tokens": (1, 30),
+        "raypd_request_inference_seconds": (1, 2.5),
+        "raypd_request_max_tokens": (1, 9),
     }
 
 
@@ -82,6 +84,7 @@ def test_examples_are_as_many_as_buckets_however_many_requests_are_traced() -> N
 def test_one_token_has_no_time_per_token_and_no_decode_phase() -> None:
     short = msgspec.structs.replace(ANSWERED, num_output_tokens=1)
     assert not {name for name in counted(short, tpot_s=None) if "decode" in name or "per_output" in name}
+    assert counted(short, tpot_s=None)["raypd_request_inference_seconds"] == (1, 0.5)
 
 
 def test_a_request_whose_client_left_counts_only_its_transfer() -> None:
