@@ -72,7 +72,6 @@ class EngineQueue(msgspec.Struct, frozen=True):
     """The requests of an engine, from all ingresses, by its newest report on itself; one comes twice a second.
 
     num_waiting_for_reservation: of num_waiting, those for whose KV their decode engines have reserved no blocks yet
-    num_waiting_for_blocks:      of num_waiting, those for whose KV this engine has no blocks yet
     num_waiting_for_batch:       of num_waiting, those whose KV is here
     num_waiting_for_kv:          those whose KV is on its way; they are not in num_waiting
     kv_cache_usage:              0 to 1
@@ -82,7 +81,6 @@ class EngineQueue(msgspec.Struct, frozen=True):
     num_running: int = 0
     num_waiting: int = 0
     num_waiting_for_reservation: int = 0
-    num_waiting_for_blocks: int = 0
     num_waiting_for_batch: int = 0
     num_waiting_for_kv: int = 0
     kv_cache_usage: float = 0.0
@@ -96,7 +94,6 @@ class EngineQueue(msgspec.Struct, frozen=True):
             stats.num_running_reqs,
             stats.num_waiting_reqs,
             reasons.get("reservation", 0),
-            reasons.get("load", 0),
             reasons.get("batch", 0),
             stats.num_waiting_for_remote_kvs,
             stats.kv_cache_usage,

@@ -8,7 +8,11 @@ from typing import Final
 
 from cluster.observability.stories import phases
 from cluster.observability.stories.request_story import PhaseSpan
-from cluster.observability.stories.silent_engines import blocks_in_words, queues_in_words, waits_for_blocks
+from cluster.observability.stories.silent_engines import (
+    queues_in_words,
+    reservation_in_words,
+    waits_for_reservation,
+)
 from cluster.routing.request_record import AttemptRecord, RequestRecord
 
 _MIN_PART: Final = 0.2
@@ -159,7 +163,7 @@ def _add_waits(longest: _Longest, record: RequestRecord, spans: tuple[PhaseSpan,
 def _queue(attempt: AttemptRecord, engine_id: str, queued_s: float) -> str:
     terms = None if attempt.decision is None else attempt.decision.chosen
     predicted = "" if terms is None else f", where {in_words(terms.prefill_wait_s)} were predicted"
-    late = f", or {attempt.decode_engine_ids[-1]} reserved blocks late, which it did not report"
+    late = f", or {attempt.decode_engine_ids[-1]} reserved blocks late, which it has not reported"
     rest = late if attempt.prefill is not None and attempt.decode is None else ""
     return f"waited {in_words(queued_s)} in the queue of {engine_id}{predicted}: other requests came first{rest}"
 
@@ -238,8 +242,8 @@ def _work(record: RequestRecord, spans: tuple[PhaseSpan, ...], duration_s: float
     (number, engine_id), longest_s = max(seconds.items(), key=lambda item: item[1])
     took = f"{in_words(longest_s)} of {in_words(duration_s)}"
     if number == 2:
-        if record.outcome is None and (queue := waits_for_blocks(record)) is not None:
-            return blocks_in_words(queue, in_words(duration_s - record.attempts[-1].began_s))
+        if record.outcome is None and (queue := waits_for_reservation(record)) is not None:
+            return reservation_in_words(queue, in_words(duration_s - record.attempts[-1].began_s))
         if record.outcome is None:
             queues = queues_in_words(record)
             now = f". Now {queues}" if queues else ""

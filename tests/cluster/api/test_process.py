@@ -107,7 +107,7 @@ async def test_records_of_requests_in_flight_get_the_queues_of_the_newest_incarn
     await process.start(FACTS)
     try:
         assert process._serving is not None
-        expected = EngineQueue("decode-0", 4, 6, 1, 2, 3, num_waiting_for_kv=5, kv_cache_usage=0.5)
+        expected = EngineQueue("decode-0", 4, 6, 1, 3, num_waiting_for_kv=5, kv_cache_usage=0.5)
         assert process._serving.records.queues() == {"decode-0": expected}
     finally:
         await process.drain(0)

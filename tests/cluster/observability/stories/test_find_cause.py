@@ -146,35 +146,27 @@ def waiting(*queues: EngineQueue, attempt: AttemptRecord | None = None) -> str:
 
 def test_a_request_that_waits_for_decode_blocks_says_so_before_any_engine_reports_on_it() -> None:
     producer = EngineQueue("prefill-0", num_waiting=3, num_waiting_for_reservation=3)
-    consumer = EngineQueue("decode-0", num_running=8, num_waiting=4, num_waiting_for_blocks=3, kv_cache_usage=0.976)
-    expected = "has waited 2.00 s for KV blocks at decode-0: 3 requests do, and its KV cache is 98% full"
-    assert waiting(producer, consumer) == expected
-    one = waiting(producer, replace(consumer, num_waiting_for_blocks=1))
-    assert one == expected.replace("3 requests do", "1 request does")
+    consumer = EngineQueue("decode-0", num_running=8, num_waiting=3, kv_cache_usage=0.976)
+    expected = "has waited 2.00 s until decode-0 reserves blocks: decode-0 has 8 running and 3 waiting, and 98% of its"
+    assert waiting(producer, consumer) == f"{expected} KV cache in use"
 
 
 @pytest.mark.parametrize(
     ("producer", "consumer", "expected"),
     [
         pytest.param(
-            EngineQueue("prefill-0", num_running=1, num_waiting=4, num_waiting_for_reservation=3),
-            EngineQueue("decode-0", num_running=8, num_waiting=3, num_waiting_for_blocks=3, kv_cache_usage=0.98),
-            "prefill-0 has 1 running and 4 waiting, 3 of them for KV blocks of decode engines; decode-0 has 8 running "
-            "and 3 waiting, 3 of them for KV blocks, and its KV cache is 98% full",
+            EngineQueue("prefill-0", 1, 4, num_waiting_for_reservation=3),
+            EngineQueue("decode-0", num_running=8, num_waiting=3, kv_cache_usage=0.98),
+            "prefill-0 has 1 running and 4 waiting, 3 of them for blocks of decode engines, and 0% of its KV cache in "
+            "use; decode-0 has 8 running and 3 waiting, and 98% of its KV cache in use",
             id="others are computed meanwhile",
         ),
         pytest.param(
-            EngineQueue("prefill-0", num_waiting=3, num_waiting_for_reservation=3),
-            EngineQueue("decode-0", num_waiting_for_kv=2, num_waiting=1, num_waiting_for_batch=1),
-            "prefill-0 has 0 running and 3 waiting, 3 of them for KV blocks of decode engines; decode-0 has 0 running "
-            "and 1 waiting, 1 of them with their KV, for the batch; the KV of 2 is on its way",
-            id="its own decode engine has room",
-        ),
-        pytest.param(
-            EngineQueue("prefill-0", num_running=2, num_waiting=9),
-            EngineQueue("decode-0", num_running=1),
-            "prefill-0 has 2 running and 9 waiting; decode-0 has 1 running and 0 waiting",
-            id="a queue",
+            EngineQueue("prefill-0", 2, 9, kv_cache_usage=0.5),
+            EngineQueue("decode-0", 1, 3, num_waiting_for_kv=2, num_waiting_for_batch=3),
+            "prefill-0 has 2 running and 9 waiting, and 50% of its KV cache in use; decode-0 has 1 running and 3 "
+            "waiting, 3 of them with their KV, for the batch, the KV of 2 is on its way, and 0% of its KV cache in use",
+            id="a queue for prefill",
         ),
     ],
 )
@@ -202,7 +194,7 @@ def test_a_request_that_its_first_token_ended_names_what_the_prefill_engine_did(
     waited = cause(replace(attempt, prefill=replace(PRODUCER, queued_s=1.3, prefill_s=0.2)), **only)
     assert waited == (
         "waited 1.30 s in the queue of prefill-0, where 200.0 ms were predicted: other requests came first, or "
-        "decode-0 reserved blocks late, which it did not report"
+        "decode-0 reserved blocks late, which it has not reported"
     )
 
 
