@@ -12,6 +12,10 @@ from cluster.planning.fleet_counts import PLANNED_ROLES
 from cluster.planning.plan_record import PlanAction, PlanRecord
 
 _TARGET: Final = gauge("raypd_planner_target_engines", "Engines that the planner wants, by role.", "role")
+_LEAST: Final = gauge(
+    "raypd_planner_least_engines",
+    "The fewest engines that can do the work that is planned for, however good the rest of the system is.",
+)
 _WORK: Final = gauge(
     "raypd_planner_forecast_work_ratio",
     "Forecast work in engine-seconds per second: so many engines are busy with it.",
@@ -31,12 +35,13 @@ _FINDINGS: Final = gauge(
 _DECIDED: Final = gauge(
     "raypd_planner_decided_timestamp_seconds", "Unix time of the planner's newest decision.", unit="s"
 )
-DECLARATIONS: Final = (_TARGET, _WORK, _ERROR, _ACTION, _FINDINGS, _DECIDED)
+DECLARATIONS: Final = (_TARGET, _LEAST, _WORK, _ERROR, _ACTION, _FINDINGS, _DECIDED)
 
 
 def metrics_of_plan(plan: PlanRecord) -> Iterator[Metric]:
-    """Yield the target, the forecast and its error, and the action of a decision."""
+    """Yield the target and its bound, the forecast and its error, and the action of a decision."""
     yield _TARGET.of(((role.value,), plan.target.of_role(role)) for role in PLANNED_ROLES)
+    yield _LEAST.one(plan.least_engines)
     forecast = plan.forecast
     yield _WORK.of(
         [

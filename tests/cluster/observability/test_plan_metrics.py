@@ -19,13 +19,15 @@ def _samples(plan: PlanRecord) -> dict[tuple[str, ...], float]:
 def test_metrics_show_the_target_the_forecast_and_its_error() -> None:
     work = WorkForecast(Forecast(1.5, 1.0, 2.5), Forecast(3.5, 3.0, 4.5), last_error=-0.25)
     target = FleetCounts(2, 3)
+    current, action = FleetCounts(1, 3), PlanAction.CHANGE
     plan = PlanRecord(
-        7.0, PlannerMode.ACT, FleetCounts(1, 3), target, PlanAction.CHANGE, "why", findings=("a", "b"), forecast=work
+        7.0, PlannerMode.ACT, current, target, action, "why", findings=("a", "b"), forecast=work, least_engines=4
     )
     assert _samples(plan) == {
         ("raypd_planner_target_engines", "prefill"): 2,
         ("raypd_planner_target_engines", "decode"): 3,
         ("raypd_planner_target_engines", "both"): 0,
+        ("raypd_planner_least_engines",): 4,
         ("raypd_planner_forecast_work_ratio", "prefill", "middle"): 1.5,
         ("raypd_planner_forecast_work_ratio", "prefill", "high"): 2.5,
         ("raypd_planner_forecast_work_ratio", "decode", "middle"): 3.5,
