@@ -40,6 +40,7 @@ from tests.cluster.simulation.simulated_cluster import (
     make_workload,
     with_ingress,
 )
+from tests.patience import TEST_S
 
 PAIR = ("prefill", "decode")
 
@@ -99,6 +100,7 @@ FAULTS = st.lists(
 
 
 # Without shrinking, which takes minutes: a failing case is small enough.
+@pytest.mark.timeout(TEST_S)
 @settings(max_examples=30, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
     mode=st.sampled_from(list(RoutingMode)),
@@ -261,6 +263,7 @@ def test_a_fault_of_an_unknown_engine_is_refused() -> None:
         simulate(make_cluster(["both"]), [], seed=1, faults=[KillEngine(1.0, "both-9")])
 
 
+@pytest.mark.timeout(TEST_S)
 def test_ten_thousand_requests_over_fifty_engines() -> None:
     config = SchedulerConfig(max_num_seqs=64, max_num_batched_tokens=8192)
     spec = make_cluster([*PAIR, "decode", "both", "both"] * 10, scheduler=config)
