@@ -112,8 +112,10 @@ def _start_costs(
 ) -> EngineCosts:
     """Return the step cost model, from a file or from a warm-up; it is saved from now on."""
     keeper = _cost_keeper(config, runner, engine_id)
-    costs = EngineCosts(keeper.load())
-    if not costs.model().num_steps and runner.generates and runner.is_causal:
+    saved = keeper.load()
+    costs = EngineCosts(saved)
+    knows_both = saved is not None and saved.knows("prefill") and saved.knows("decode")
+    if not knows_both and runner.generates and runner.is_causal:
         _warm_up(config, runner, executor, costs, overlap=overlap)
     costs.keep(keeper)
     return costs
@@ -129,7 +131,10 @@ def _cost_keeper(config: EngineConfig, runner: ModelRunner, engine_id: str) -> C
         num_ranks=config.parallel.tensor_parallel_size,
     )
     return CostKeeper(
-        default_directory() if directory is None else Path(directory) if directory else None, identity, engine_id
+        default_directory() if directory is None else Path(directory) if directory else None,
+        identity,
+        engine_id,
+        config.role,
     )
 
 

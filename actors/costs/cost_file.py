@@ -43,10 +43,9 @@ class CostIdentity(msgspec.Struct, frozen=True):
     dtype: _Name
     num_ranks: Annotated[int, msgspec.Meta(ge=1)] = 1
 
-    @property
-    def file_name(self) -> str:
-        """The name of the file, which engines with this identity share."""
-        return f"step-cost-{hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]}.json"
+    def file_name(self, role: str) -> str:
+        """Return the name of the file of engines with this identity that begin with a role."""
+        return f"step-cost-{hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]}-{role}.json"
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

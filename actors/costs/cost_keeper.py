@@ -1,5 +1,7 @@
 """Saves an engine's cost model every so often, and at the engine's end, on a thread of its own.
 
+Engines of each role have a file of their own: one that decodes would replace what one that prefills knows of prompts.
+
 A disk that is full, slow or not writable costs the engine nothing but the file: the first failure is logged, and the
 thread goes on trying.
 """
@@ -12,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
+from actors.config import EngineRoleName
 from actors.costs.cost_file import CostFileRefused, CostIdentity, load_cost_model, remove_unfinished, save_cost_model
 from actors.costs.step_cost_model import StepCostModel
 
@@ -35,9 +38,12 @@ def default_directory() -> Path:
 class CostKeeper:
     """The file of one engine's cost model. load() comes before start(); the thread runs from start() to stop()."""
 
-    def __init__(self, directory: Path | None, identity: CostIdentity, engine_id: str) -> None:
-        """directory: the file's directory, which is made when the file is saved; None: no file is read or written"""
-        self._path = None if directory is None else directory / identity.file_name
+    def __init__(self, directory: Path | None, identity: CostIdentity, engine_id: str, role: EngineRoleName) -> None:
+        """directory: the file's directory, which is made when the file is saved; None: no file is read or written
+
+        role: that the engine begins with
+        """
+        self._path = None if directory is None else directory / identity.file_name(role)
         self._identity = identity
         self._engine_id = engine_id
         self._read: Callable[[], StepCostModel | None] = lambda: None
@@ -47,19 +53,28 @@ class CostKeeper:
         self._thread = threading.Thread(target=self._run, name="step-costs", daemon=True)
 
     def load(self) -> StepCostModel | None:
-        """Return the saved model; None if there is none, or if it was refused, which is logged."""
+        """Return the saved model of this role, or else one of another role that knows prompts and decoding.
+
+        Returns None if there is none, or if it was refused, which is logged.
+        """
         if self._path is None:
             return None
+        if (own := self._load(self._path)) is not None:
+            self._saved_at_s = own.updated_at_s
+            return own
+        for role in get_args(EngineRoleName):
+            found = self._load(self._path.with_name(self._identity.file_name(role)))
+            if found is not None and found.knows("prefill") and found.knows("decode"):
+                return found
+        return None
+
+    def _load(self, path: Path) -> StepCostModel | None:
         try:
-            remove_unfinished(self._path)
-            if not self._path.exists():
-                return None
-            cost_model = load_cost_model(self._path, self._identity, self._engine_id)
+            remove_unfinished(path)
+            return load_cost_model(path, self._identity, self._engine_id) if path.exists() else None
         except (CostFileRefused, OSError) as error:
             logger.warning("a saved model of step costs is ignored: %s", error)
             return None
-        self._saved_at_s = cost_model.updated_at_s
-        return cost_model
 
     def start(self, read: Callable[[], StepCostModel | None]) -> None:
         """Begin to save. read: returns the newest model; called on the keeper's thread"""

@@ -43,7 +43,7 @@ class EngineCosts:
     def end_warm_up(self) -> None:
         """Note that the steps so far had no requests."""
         self._num_warm_up_steps = self._fit.num_own_steps
-        if self._num_warm_up_steps:
+        if self._num_warm_up_steps and self._origin is CostOrigin.OWN_STEPS:
             self._origin = CostOrigin.WARM_UP
 
     def model(self) -> StepCostModel:

@@ -182,7 +182,10 @@ class StepCostFit:
     """Takes the shapes and durations of steps, and gives the newest model. One thread uses it."""
 
     def __init__(self, prior: StepCostModel | None = None) -> None:
-        """prior: a model that was fitted earlier or elsewhere to the same model on the same device"""
+        """prior: a model that was fitted earlier or elsewhere to the same model on the same device
+
+        It is believed for the kinds of steps that it knows. An engine that only decodes has a guess for prompts.
+        """
         self._kinds = [_Kind(name) for name in KINDS]
         self._new: list[tuple[StepShape, float]] = []
         self._model: StepCostModel | None = None
@@ -230,11 +233,16 @@ class StepCostFit:
         """Take in the prior's predictions as if they were steps, which own steps of the same bucket soon outweigh."""
         self._prior = self._coefficients = np.asarray(prior.coefficients)
         for kind in self._kinds:
-            kind.earlier = next((one for one in prior.residuals if one.kind == kind.name), None)
+            # Steps that mix both are the sum of what both take.
+            parts = ("decode", "prefill") if kind.name == "mixed" else (kind.name,)
+            if all(prior.knows(part) for part in parts):
+                kind.earlier = next((one for one in prior.residuals if one.kind == kind.name), Residuals(kind.name))
         features = features_of_shapes(list(_PRIOR_SHAPES))
         for shape, inputs, predicted in zip(_PRIOR_SHAPES, features, features @ self._coefficients, strict=True):
-            if predicted > 0:
+            if predicted > 0 and self._kinds[bucket_key(shape)[0]].earlier is not None:
                 self._bucket_of(shape).add(inputs[None] / predicted, np.array([_PRIOR_WEIGHT]))
+        if any(kind.earlier is None for kind in self._kinds):
+            self._coefficients = self._solved()
 
     def _bucket_of(self, shape: StepShape) -> _Bucket:
         number, size = bucket_key(shape)
@@ -276,11 +284,12 @@ class StepCostFit:
 
         The prior was measured on another machine, or at another time. The factor is one to the prior itself: it goes up
         and down with the engine's speed, and errors of it do not add up. It is that of the sums to which the
-        coefficients are fitted, so that a model that is saved and becomes a prior has both at one speed.
+        coefficients are fitted, so that a model that is saved and becomes a prior has both at one speed. Steps of kinds
+        that the prior does not know do not count: they say how wrong its guess was, and not how quick the engine is.
         """
         if self._prior is None:
             return
-        buckets = [bucket for kind in self._kinds for bucket in kind.buckets.values()]
+        buckets = [bucket for kind in self._kinds if kind.earlier is not None for bucket in kind.buckets.values()]
         own = [bucket for bucket in buckets if not bucket.is_prior]
         if sum(one.num_steps for one in own) < _MIN_STEPS_OF_BUCKET:
             return

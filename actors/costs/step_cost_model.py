@@ -89,6 +89,10 @@ class StepCostModel:
         """The coefficients by the names of their features."""
         return dict(zip(FEATURES, self.coefficients, strict=False))
 
+    def knows(self, kind: str) -> bool:
+        """Whether the model has seen enough steps of a kind to tell how long these take."""
+        return any(one.kind == kind and one.num_steps >= MIN_STEPS_OF_KIND for one in self.residuals)
+
     @property
     def is_sure(self) -> bool:
         """Whether decisions may rest on the model: it has seen enough steps, and predicts the kinds that it knows."""

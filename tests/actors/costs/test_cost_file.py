@@ -82,7 +82,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
 def test_engines_with_another_identity_have_another_file() -> None:
     names = {
-        identity.file_name
+        identity.file_name("both")
         for identity in (
             IDENTITY,
             CostIdentity("demo", "H100", "bfloat16"),

@@ -39,13 +39,13 @@ def test_a_model_rests_on_the_warm_up_until_there_are_enough_own_steps() -> None
 
 def test_what_is_saved_at_the_end_is_where_the_next_engine_begins(tmp_path: Path) -> None:
     costs = EngineCosts()
-    costs.keep(CostKeeper(tmp_path / "new", IDENTITY, "decode-0"))
+    costs.keep(CostKeeper(tmp_path / "new", IDENTITY, "decode-0", "decode"))
     for _ in range(200):
         costs.observe(DECODE, 0.01)
     costs.close()
-    saved = load_cost_model(tmp_path / "new" / IDENTITY.file_name, IDENTITY)
+    saved = load_cost_model(tmp_path / "new" / IDENTITY.file_name("decode"), IDENTITY)
     assert saved.num_steps == 199
-    next_costs = EngineCosts(CostKeeper(tmp_path / "new", IDENTITY, "decode-0").load())
+    next_costs = EngineCosts(CostKeeper(tmp_path / "new", IDENTITY, "decode-0", "decode").load())
     model = next_costs.model()
     assert (model.origin, model.is_sure, model.num_steps) == (CostOrigin.FILE, True, 199)
     assert model.updated_at_s == saved.updated_at_s

@@ -145,6 +145,19 @@ def test_a_prior_is_believed_until_own_steps_contradict_it() -> None:
     assert prefill == donor.model().residuals[1], "errors of another kind are those of the prior"
 
 
+def test_a_prior_is_not_believed_about_kinds_of_which_it_has_a_guess_only() -> None:
+    # A decode engine saw one prompt, at its start, which took fifty times as long as prompts do.
+    donor, rng = StepCostFit(), random.Random(11)
+    run(donor, DECODES, 500, rng)
+    run(donor, PREFILLS[-1:], 1, rng, factor=50.0)
+    fit = StepCostFit(donor.model())
+    assert worst_error(fit.model(), DECODES) < 0.08
+    run(fit, PREFILLS, 200, rng)
+    assert worst_error(fit.model(), PREFILLS) < 0.1
+    assert worst_error(fit.model(), DECODES) < 0.4, "steps with more requests than the engine ever had are guesses"
+    assert fit.model().is_sure
+
+
 def test_a_model_that_predicts_badly_is_not_sure() -> None:
     fit, rng = StepCostFit(), random.Random(6)
     for _ in range(640):
