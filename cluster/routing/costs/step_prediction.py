@@ -194,11 +194,12 @@ class StepFamily:
 
     def _coefficients(self, kind: str, own: StepCostModel | None, slowness: float) -> Coefficients | None:
         leader = self._leader(kind)
-        if own is not None and _num_steps(own, kind) >= MIN_STEPS_OF_KIND and self._ratio(kind, own) != 1.0:
+        knows = own is not None and _num_steps(own, kind) >= MIN_STEPS_OF_KIND
+        if own is not None and knows and self._ratio(kind, own) != 1.0:
             return own.coefficients
         if leader is None:
             return None
-        return leader.coefficients if slowness == 1.0 else [slowness * cost for cost in leader.coefficients]
+        return leader.coefficients if knows or slowness == 1.0 else [slowness * cost for cost in leader.coefficients]
 
     def _sigma(self, kind: str, own: StepCostModel | None) -> float:
         known = [model for model in (own, self._leader(kind)) if model is not None]

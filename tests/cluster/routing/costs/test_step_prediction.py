@@ -110,6 +110,16 @@ def test_an_engine_that_is_twice_as_slow_is_so_in_what_it_has_not_done_yet() -> 
     assert slow.prefill_steps(500, 0, 0, 0, 2048).seconds == pytest.approx(expected_s)
 
 
+def test_an_engine_that_is_slow_at_one_kind_of_steps_is_not_so_at_those_that_it_knows() -> None:
+    family = StepFamily()
+    family.put("quick", cost_model(kinds=("decode",)))
+    own = cost_model(3.0, kinds=("decode", "prefill"))
+    family.put("slow", own)
+    slow, seconds = family.prediction("slow"), own.seconds(StepShape(500, 0, 0, 1, 0, 500 * 250))
+    assert slow is not None
+    assert slow.prefill_steps(500, 0, 0, 0, 2048).seconds == pytest.approx(seconds), "three times, and not nine"
+
+
 def test_a_model_that_is_not_sure_predicts_nothing() -> None:
     family = StepFamily()
     family.put("a", cost_model(error=0.9))
