@@ -67,9 +67,9 @@ class ModelConfig(_Settings):
     step_cost_directory: str | None = Field(
         None,
         description="Directory where engines keep what their steps take, in a file for each model, device, data type, "
-        "number of ranks and role, so that later engines know it from the start. A directory that hosts share is shared "
-        "by their engines. Default: step_costs in $RAYPD_CACHE_ROOT, or in raypd in $XDG_CACHE_HOME or ~/.cache; with an "
-        "empty text nothing is kept.",
+        "number of ranks and role, so that later engines know it from the start. A directory that hosts share is "
+        "shared by their engines. Default: step_costs in $RAYPD_CACHE_ROOT, or in raypd in $XDG_CACHE_HOME or "
+        "~/.cache; with an empty text nothing is kept.",
     )
     step_cost_warm_up_s: float = Field(
         0.5,
