@@ -14,9 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
-from actors.config import EngineRoleName
 from actors.costs.cost_file import CostFileRefused, CostIdentity, load_cost_model, remove_unfinished, save_cost_model
 from actors.costs.step_cost_model import StepCostModel
 
@@ -38,7 +37,7 @@ def default_directory() -> Path:
 class CostKeeper:
     """The file of one engine's cost model. load() comes before start(); the thread runs from start() to stop()."""
 
-    def __init__(self, directory: Path | None, identity: CostIdentity, engine_id: str, role: EngineRoleName) -> None:
+    def __init__(self, directory: Path | None, identity: CostIdentity, engine_id: str, role: str) -> None:
         """directory: the file's directory, which is made when the file is saved; None: no file is read or written
 
         role: that the engine begins with
@@ -62,8 +61,8 @@ class CostKeeper:
         if (own := self._load(self._path)) is not None:
             self._saved_at_s = own.updated_at_s
             return own
-        for role in get_args(EngineRoleName):
-            found = self._load(self._path.with_name(self._identity.file_name(role)))
+        for path in sorted(self._path.parent.glob(self._identity.file_name("*"))):
+            found = None if path == self._path else self._load(path)
             if found is not None and found.knows("prefill") and found.knows("decode"):
                 return found
         return None

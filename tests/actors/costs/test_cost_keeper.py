@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.config import EngineRoleName
 from actors.costs import cost_keeper
 from actors.costs.cost_file import CostIdentity, load_cost_model, save_cost_model
 from actors.costs.cost_keeper import CostKeeper, default_directory
@@ -20,9 +19,7 @@ SURE = StepCostModel((1.0,) * NUM_FEATURES, (Residuals("decode", MIN_SURE_STEPS,
 _TIMEOUT_S = 60.0
 
 
-def keep(
-    directory: Path, model: StepCostModel | None, engine_id: str = "decode-0", role: EngineRoleName = "decode"
-) -> None:
+def keep(directory: Path, model: StepCostModel | None, engine_id: str = "decode-0", role: str = "decode") -> None:
     keeper = CostKeeper(directory, IDENTITY, engine_id, role)
     keeper.start(lambda: model)
     keeper.stop()
