@@ -380,7 +380,7 @@ EngineRoleName: TypeAlias = Literal["prefill", "decode", "both", "encode"]
 
 
 class EngineConfig(_Settings):
-    """All settings of one engine. role: the role that it begins with; itl_s: its aim for the inter-token latency."""
+    """All settings of one engine. role: that it begins with; itl_s, ttft_s: its aims, and None for no aim"""
 
     model: ModelConfig
     cache: CacheConfig = CacheConfig()
@@ -390,6 +390,7 @@ class EngineConfig(_Settings):
     lora: LoraConfig | None = None
     role: EngineRoleName = "both"
     itl_s: float | None = Field(None, gt=0)
+    ttft_s: float | None = Field(None, gt=0)
     decision_recording: DecisionRecordingConfig | None = None
 
     @model_validator(mode="after")

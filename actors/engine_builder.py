@@ -97,7 +97,7 @@ def build_engine_core(
     if isinstance(scheduler, RecordedScheduler) and isinstance(clock, ReadClock) and recording is not None:
         header = _header_of(config, identity, scheduler, runner, trust)
         begin_recording(scheduler, recording, header, clock)
-    scheduler.chunk_budget.set_aim(config.itl_s)
+    scheduler.chunk_budget.set_aims(config.itl_s, config.ttft_s)
     scheduler.chunk_budget.set_role(config.role)
     executor: Executor = InProcessExecutor(worker, overlap=overlap)
     if group is not None:

@@ -260,6 +260,7 @@ def _cluster(machine: Machine, fleet: FleetCounts) -> ClusterSpec:
             machine.scheduler,
             step_costs=machine.costs,
             itl_s=_SLO.itl_s,
+            ttft_s=_SLO.ttft_s,
         )
         for role in PLANNED_ROLES
         for number in range(fleet.of_role(role))

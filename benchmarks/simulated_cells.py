@@ -193,6 +193,7 @@ def cluster_of(machine: Machine, cell: Cell, arm: str, num_engines: int, slo: Sl
             block_size,
             step_costs=machine.costs,
             itl_s=slo.itl_s,
+            ttft_s=slo.ttft_s,
         )
         for number, role in enumerate(roles)
     ]

@@ -324,6 +324,7 @@ class ClusterConfig(_Settings):
             lora=self.lora,
             role=role.value,
             itl_s=None if self.slo.itl_ms is None else self.slo.itl_ms / 1e3,
+            ttft_s=None if self.slo.ttft_ms is None else self.slo.ttft_ms / 1e3,
             decision_recording=self.decision_recording,
         )
 

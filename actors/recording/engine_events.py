@@ -58,11 +58,12 @@ class EngineHeader:
 
 @dataclass(frozen=True, slots=True)
 class Aimed:
-    """A change, from the next step on, of what the sizes of chunks depend on: ITL aim, role and cost model."""
+    """A change, from the next step on, of what the sizes of chunks depend on: both aims, role and cost model."""
 
     itl_s: float | None
     role: EngineRoleName
     model: StepCostModel | None
+    ttft_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

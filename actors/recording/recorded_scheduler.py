@@ -145,11 +145,12 @@ class RecordedScheduler(Scheduler):
 
     def _note_aim(self) -> None:
         """Note what chunks go by, if that has changed since the last step."""
-        aim = self.chunk_budget.inputs
-        known = self._aim
-        if known is None or aim[:2] != (known.itl_s, known.role) or aim[2] is not known.model:
-            self._aim = Aimed(*aim)
-            self._note(self._aim)
+        itl_s, ttft_s, role, model = self.chunk_budget.inputs
+        aimed, known = Aimed(itl_s, role, model, ttft_s), self._aim
+        # Models are compared as objects: comparing all of their numbers in each step would cost more than the note.
+        if known is None or model is not known.model or aimed != known:
+            self._aim = aimed
+            self._note(aimed)
 
     def _number_of(self, output: SchedulerOutput) -> int:
         while True:

@@ -87,7 +87,7 @@ class _ReplayedScheduler:
         match event:
             case Aimed():
                 budget = self._scheduler.chunk_budget
-                budget.set_aim(event.itl_s)
+                budget.set_aims(event.itl_s, event.ttft_s)
                 budget.set_role(event.role)
                 if event.model is not None:
                     budget.use_model(event.model)

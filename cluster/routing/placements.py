@@ -128,7 +128,7 @@ class Compared(Generic[EngineT]):
 
     def _coming_s(self, index: int) -> float:
         # Engines that do both would swing if reports are late: each looks empty to those who come behind a queue.
-        if self.group.engines[index].descriptor.role is not EngineRole.DECODE:
+        if self.group.engines[index].descriptor.role is EngineRole.BOTH:
             return 0.0
         return max(self.coming_s, self.group.works[index].wait_s(self._facts.now_s))
 

@@ -27,7 +27,7 @@ class EngineSpec:
                    are for workloads without hashes
     max_model_len: the most tokens of a request
     step_costs:    the cost model that the engine reports to routers; None: one fitted to step_times
-    itl_s:         the inter-token latency at which its steps aim; None: no aim
+    itl_s, ttft_s: the inter-token latency and the time to the first token at which its steps aim; None: no aim
     start_s:       when it begins to serve
     """
 
@@ -40,6 +40,7 @@ class EngineSpec:
     max_model_len: int = 1 << 20
     step_costs: StepCostModel | None = None
     itl_s: float | None = None
+    ttft_s: float | None = None
     start_s: float = 0.0
 
 

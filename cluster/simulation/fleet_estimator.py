@@ -116,6 +116,7 @@ class SimulationEstimator:
             scheduler,
             step_costs=self._costs[own],
             itl_s=aims.itl_s,
+            ttft_s=aims.ttft_s,
         )
 
 

@@ -8,6 +8,10 @@ prediction stays within a bound. The engine's role says how strict the bound is:
     both     prediction <= aim: about half of the steps that are filled up to the bound keep it
     prefill  prediction <= 2 * aim: prompts first; requests that decode here have a bounded gap all the same
 
+A prompt that has waited longer than the engine's aim for the time to the first token is late: the steps that compute
+it may take LATE_PROMPTS times as long. Those that decode then came before it and were late themselves, as a rule, and
+each small chunk would make all that wait later still.
+
 There is no bound, and the scheduler does what it does without this module, if the engine has no ITL aim, if the model
 is not sure (StepCostModel.is_sure), in steps of engines where nothing decodes, and without chunked prefill. If not even
 MIN_CHUNK_PART of the token budget fits, a step still takes so much: prefill never starves, and a prompt of
@@ -29,6 +33,8 @@ from actors.costs.step_shape import HINGES
 MIN_CHUNK_PART: Final = 1 / 16
 PROMPTS_FIRST: Final = 2.0
 """Steps of an engine of role `prefill` may take this many times the aim."""
+LATE_PROMPTS: Final = 4.0
+"""Steps with a prompt that is late may take this many times the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +123,13 @@ class StepChunkBudget:
     """The rest of one step for prompts. Decodes are counted when the first prompt asks.
 
     bound_s: how long the step may take by the prediction
+    late_after_s: the age, since its arrival, from which on a prompt is late
     min_tokens: tokens of prompts that the step may take in any case
     """
 
     costs: StepCosts
     bound_s: float
+    late_after_s: float
     min_tokens: int
     rows: RunningRows
     num_tokens: int = 0
@@ -132,8 +140,11 @@ class StepChunkBudget:
     last_epoch: int = 0
     """The newest row that _count_decodes() has looked at."""
 
-    def cap(self, num_computed_tokens: int, num_new_tokens: int) -> int:
-        """Return how many of num_new_tokens of a prompt fit into the step; 0 if the prompt waits for the next step."""
+    def cap(self, num_computed_tokens: int, num_new_tokens: int, age_s: float) -> int:
+        """Return how many of num_new_tokens of a prompt fit into the step; 0 if the prompt waits for the next step.
+
+        age_s: since the request's arrival
+        """
         if self.has_decodes is None:
             self._count_decodes()
         if not self.has_decodes:
@@ -142,7 +153,8 @@ class StepChunkBudget:
         fixed = self.seconds_but_tokens + costs.prefill_context * num_computed_tokens
         if not self.num_prefill_tokens:
             fixed += costs.prefill
-        seconds_left = self.bound_s - fixed - costs.tokens(self.num_tokens)
+        bound_s = self.bound_s * (LATE_PROMPTS if age_s > self.late_after_s else 1.0)
+        seconds_left = bound_s - fixed - costs.tokens(self.num_tokens)
         # The tolerance keeps a chunk whose prediction is the bound itself from losing a token to rounding.
         most = costs.largest_chunk(self.num_tokens, num_computed_tokens, seconds_left) + 1e-9
         num_left = max(int(min(most, num_new_tokens)), self.min_tokens - self.num_prefill_tokens, 0)
@@ -197,6 +209,7 @@ class ChunkBudget:
         self._is_chunking = config.enable_chunked_prefill
         self._min_tokens = max(1, int(config.max_num_batched_tokens * MIN_CHUNK_PART))
         self._itl_s: float | None = None
+        self._ttft_s: float | None = None
         self._role: EngineRoleName = "both"
         self._model: StepCostModel | None = None
         self._costs: StepCosts | None = None
@@ -208,13 +221,17 @@ class ChunkBudget:
         return None if self._costs is None else self._bound_s
 
     @property
-    def inputs(self) -> tuple[float | None, EngineRoleName, StepCostModel | None]:
-        """The aim in seconds, the role and the cost model, from which the budget follows."""
-        return self._itl_s, self._role, self._model
+    def inputs(self) -> tuple[float | None, float | None, EngineRoleName, StepCostModel | None]:
+        """The aims for the inter-token latency and for the time to the first token, the role and the cost model."""
+        return self._itl_s, self._ttft_s, self._role, self._model
 
-    def set_aim(self, itl_s: float | None) -> None:
-        """Aim at this inter-token latency from the next step on; None: no aim."""
-        self._itl_s = itl_s
+    def set_aims(self, itl_s: float | None, ttft_s: float | None = None) -> None:
+        """Aim at these from the next step on.
+
+        itl_s:  the inter-token latency; None: no aim
+        ttft_s: the time from a request's arrival to its first token; None: no aim, and no prompt is late
+        """
+        self._itl_s, self._ttft_s = itl_s, ttft_s
         self._derive()
 
     def set_role(self, role: EngineRoleName) -> None:
@@ -232,7 +249,8 @@ class ChunkBudget:
         """Return the budget of one step; None if it has no bound."""
         if self._costs is None:
             return None
-        return StepChunkBudget(self._costs, self._bound_s, self._min_tokens, self._rows)
+        late_after_s = math.inf if self._ttft_s is None else self._ttft_s
+        return StepChunkBudget(self._costs, self._bound_s, late_after_s, self._min_tokens, self._rows)
 
     def _derive(self) -> None:
         model, aim = self._model, self._itl_s

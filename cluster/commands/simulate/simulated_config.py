@@ -72,6 +72,7 @@ def cluster_of(config: ClusterConfig, source: EngineSource, plan: FaultPlan | No
             max(1, _num_kv_tokens(config, source, role, engine) // HASHED_TOKENS),
             config.engine_config(role).scheduler,
             itl_s=_seconds(config.slo.itl_ms),
+            ttft_s=_seconds(config.slo.ttft_ms),
         )
         for role, engine in found.items()
         for number in range(config.group(role).count)

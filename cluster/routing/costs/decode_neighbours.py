@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 
-from actors.core.steps.chunk_budget import PROMPTS_FIRST
+from actors.core.steps.chunk_budget import LATE_PROMPTS, PROMPTS_FIRST
 from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.load_book import EngineWork
+
+
+def step_limits(facts: RequestFacts, work: EngineWork, wait_s: float) -> tuple[int, float]:
+    """Return the most tokens and seconds of a step with decodes and a prompt that begins in wait_s; 0 s: no bound."""
+    is_late = wait_s > facts.late_after_s
+    return work.max_num_batched_tokens, work.mixed_step_bound_s * (LATE_PROMPTS if is_late else 1.0)
 
 
 def decodes_beside(
@@ -63,6 +69,7 @@ def _step_s(
     step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share)
     if queued_part <= 0:
         return step_s
+    # Not step_limits(): larger chunks for late prompts make each choice better and a burst worse (docs/decisions/0053).
     limits = work.max_num_batched_tokens, work.mixed_step_bound_s
     steps = prediction.prefill_steps(facts.num_tokens, 0, max(num_decodes, 1.0), num_context, *limits)
     return max(queued_part * steps.seconds / steps.num_steps + (1 - queued_part) * step_s, step_s)
@@ -87,12 +94,12 @@ def delay_of_prompts(
     num_decodes, num_context: of those beside it; step_s: its time from one token to the next
     share:                    the part of its time that the engine will spend on prompts
     """
-    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
+    wait_s = work.wait_s(facts.now_s)
+    limits = step_limits(facts, work, wait_s)
     num_tokens = facts.num_tokens
     bare_s = prediction.prefill_steps(num_tokens, 0, 0, 0, *limits).seconds
     before_s = prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, *limits).seconds
     after_s = prediction.prefill_steps(num_tokens, 0, num_decodes + 1, num_context + num_tokens, *limits).seconds
-    wait_s = work.wait_s(facts.now_s)
     num_prompts = share * facts.num_output_tokens * step_s / max(bare_s, MIN_SCALE_S)
     added_s = max(after_s - before_s, 0.0)
     num_delayed = num_prompts * (1 + wait_s / max(before_s, MIN_SCALE_S) / 2)

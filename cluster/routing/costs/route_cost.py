@@ -16,7 +16,12 @@ from typing import Final
 
 import msgspec
 
-from cluster.routing.costs.decode_neighbours import decodes_beside, delay_of_prompts, gap_miss_probability
+from cluster.routing.costs.decode_neighbours import (
+    decodes_beside,
+    delay_of_prompts,
+    gap_miss_probability,
+    step_limits,
+)
 from cluster.routing.costs.request_facts import RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import PrefillSteps, StepPrediction
 from cluster.routing.decision import RouteTerms, Way
@@ -93,7 +98,7 @@ def prompt_cost(
     """
     wait_s = work.wait_s(facts.now_s)
     num_decodes, num_context = decodes_beside(facts, work, prediction, wait_s, coming_s)
-    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
+    limits = step_limits(facts, work, wait_s)
     # The last token is always computed: its output is the first new token.
     cached = min(num_cached, facts.num_tokens - 1)
     steps = _prompt_steps(prediction, facts.num_tokens - cached, cached, num_decodes, num_context, limits)
@@ -113,7 +118,10 @@ def prompt_cost(
         later_s = min(step_s + steps.added_s / max(facts.num_output_tokens, 1), longest_s)
         sigma = prediction.decode_sigma
         more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
-        penalty_s = num_decodes * facts.penalty_s * more
+        # Those that decode when the prompt's turn comes had their first tokens shortly before: if that is too late for
+        # the aim, they have missed it, and cannot miss their aims once more.
+        in_time = 1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma)
+        penalty_s = num_decodes * in_time * facts.penalty_s * more
     return PromptCost(
         work,
         wait_s,
@@ -174,8 +182,10 @@ def decode_cost(
     wait_s = work.wait_s(facts.now_s)
     share = work.prompt_share
     if prefers_prompts and wait_s:
-        # Where prompts are queued, more will come behind this one, though the average does not show it yet.
-        share = max(share, min(wait_s / (wait_s + num_output * bare_step_s), MAX_PROMPT_SHARE))
+        # Where prompts are queued, more will come behind this one, though the average does not show it yet. Those
+        # that come after one that is late already are late as well, wherever this one decodes.
+        in_time = 1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma)
+        share = max(share, in_time * min(wait_s / (wait_s + num_output * bare_step_s), MAX_PROMPT_SHARE))
     # Prompts that come later are computed between the steps.
     step_s = bare_step_s / (1 - share)
     inflicted_s = penalty_s = 0.0
@@ -332,7 +342,9 @@ def _penalty(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, ttft_s
     if facts.ttft_s is None and facts.itl_s is None:
         return 0.0
     missed = miss_probability(ttft_s, facts.ttft_s, prompt.sigma)
-    missed += max(miss_probability(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma), decode.gap_miss)
+    itl_missed = max(miss_probability(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma), decode.gap_miss)
+    # One of both is enough: a request whose first token is late anyway need not wait for the engine with short gaps.
+    missed += (1 - missed) * itl_missed
     return facts.penalty_s * missed + prompt.penalty_s + decode.penalty_s
 
 

@@ -108,7 +108,7 @@ class SimulatedEngine:
         self._connector = SchedulerSide(cluster.kv_transfer, spec.block_size)
         self.scheduler = scheduler_of(self.descriptor.key, spec, cluster, self._connector, around.events.clock)
         budget = self.scheduler.chunk_budget
-        budget.set_aim(spec.itl_s)
+        budget.set_aims(spec.itl_s, spec.ttft_s)
         budget.set_role(spec.role.value)
         budget.use_model(step_costs)
         pool = self.scheduler.kv_cache_manager.block_pool

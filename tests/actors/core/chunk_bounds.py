@@ -28,7 +28,7 @@ class ChunkBound:
     def apply(self, scheduler: Scheduler) -> None:
         """Bound the scheduler's chunks by a model that is sure."""
         scheduler.chunk_budget.use_model(_MODEL)
-        scheduler.chunk_budget.set_aim(self.itl_s)
+        scheduler.chunk_budget.set_aims(self.itl_s)
         scheduler.chunk_budget.set_role(self.role)
         is_bound = self.itl_s is not None and scheduler.config.enable_chunked_prefill
         assert (scheduler.chunk_budget.bound_s is not None) is is_bound

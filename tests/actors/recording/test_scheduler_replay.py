@@ -28,7 +28,7 @@ def _busy_run(directory: Path) -> RecordedRun:
     """More requests than fit, with chunks, shared prefixes, a deadline, an abort, an aim and a reset."""
     run = RecordedRun(directory)
     shared = list(range(500, 512))
-    run.scheduler.chunk_budget.set_aim(0.5)
+    run.scheduler.chunk_budget.set_aims(0.5)
     for number in range(5):
         request = make_request(f"r{number}", [*shared, 600 + number], max_tokens=12, ignore_eos=True)
         run.scheduler.add_request(request)
@@ -137,7 +137,7 @@ def test_an_aim_that_changes_the_chunks_is_recorded(tmp_path: Path) -> None:
     run = RecordedRun(tmp_path)
     for number in range(3):
         run.scheduler.add_request(make_request(f"r{number}", 10, max_tokens=6, ignore_eos=True))
-    run.scheduler.chunk_budget.set_aim(1e-9)
+    run.scheduler.chunk_budget.set_aims(1e-9)
     run.scheduler.chunk_budget.use_model(_MODEL)
     run.run()
     run.scheduler.shutdown()

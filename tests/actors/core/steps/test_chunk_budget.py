@@ -17,7 +17,7 @@ from actors.core.scheduler import Scheduler
 from actors.core.steps.chunk_budget import MIN_CHUNK_PART, StepCosts
 from actors.costs.step_cost_model import Residuals, StepCostModel
 from actors.costs.step_shape import FEATURES, HINGES, StepShape
-from tests.actors.core.builders import make_request, make_scheduler
+from tests.actors.core.builders import Clock, make_request, make_scheduler
 from tests.actors.core.fakes import Driver, reference_tokens
 
 MAX_TOKENS = 640
@@ -49,7 +49,7 @@ def scheduler_with(
         max_num_seqs=16,
         enable_chunked_prefill=is_chunking,
     )
-    scheduler.chunk_budget.set_aim(itl_s)
+    scheduler.chunk_budget.set_aims(itl_s)
     scheduler.chunk_budget.set_role(role)
     if cost_model is not None:
         scheduler.chunk_budget.use_model(cost_model)
@@ -86,6 +86,22 @@ def test_the_role_says_how_close_to_the_aim_a_step_with_decodes_may_get(role: En
     # A step takes 10 ms and 1 ms a token, one of which decodes; nine of ten mixed steps take at most 1.222 as long.
     cost_model = model(TEN_AND_ONE_MS, high=0.11 / 0.09 - 1)
     assert first_chunk(scheduler_with(0.110, cost_model, role)) == expected
+
+
+@pytest.mark.parametrize(
+    ("age_s", "ttft_s", "expected"),
+    [(1.9, 2.0, 99), (2.1, 2.0, 4 * 110 - 11), (2.1, None, 99)],
+    ids=["in time", "late", "no aim for the first token"],
+)
+def test_steps_with_a_late_prompt_may_take_four_times_as_long(
+    age_s: float, ttft_s: float | None, expected: int
+) -> None:
+    driver = Driver(scheduler_with(0.110, PER_TOKEN))
+    driver.scheduler.chunk_budget.set_aims(0.110, ttft_s)
+    decoding(driver)
+    driver.scheduler.add_request(make_request("long", 1500, arrival_time_s=Clock().now_s - age_s))
+    driver.step()
+    assert driver.scheduled() == {"d0": 1, "long": expected}
 
 
 def test_the_role_may_change_while_the_engine_runs() -> None:
@@ -160,7 +176,7 @@ def test_draft_tokens_count_and_are_not_bounded() -> None:
     scheduler = make_scheduler(
         num_blocks=512, max_model_len=1024, max_num_batched_tokens=MAX_TOKENS, num_speculative_tokens=3
     )
-    scheduler.chunk_budget.set_aim(0.110)
+    scheduler.chunk_budget.set_aims(0.110)
     scheduler.chunk_budget.use_model(PER_TOKEN)
     driver = Driver(scheduler)
     decoding(driver)

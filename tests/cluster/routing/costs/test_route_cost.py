@@ -161,7 +161,7 @@ def test_the_penalty_grows_with_the_probability_to_miss_an_aim(one_s: float, oth
     low, high = sorted(found, key=lambda one: one.ttft_miss_probability)
     assert low.itl_miss_probability <= high.itl_miss_probability
     for one, fact in zip(found, facts, strict=True):
-        missed = one.ttft_miss_probability + one.itl_miss_probability
+        missed = 1 - (1 - one.ttft_miss_probability) * (1 - one.itl_miss_probability)
         assert one.miss_penalty_s == pytest.approx(10 * (fact.ttft_s or 0) * 11 * missed)
 
 
@@ -176,6 +176,13 @@ def test_others_that_miss_their_aim_because_of_the_request_are_in_the_penalty() 
     work = _work(num_decodes=10, num_context_tokens=10_000)
     lone, beside = (_alone(one, RequestFacts(1024, 100, None, 0.006, 50.0)) for one in (_work(), work))
     assert beside.miss_penalty_s > 10 * lone.miss_penalty_s
+
+
+def test_those_that_decode_beside_a_prompt_that_is_late_have_missed_their_aims_already() -> None:
+    work = _work(num_decodes=10, num_context_tokens=10_000, queue_end_s=60.0)
+    in_time, late = (RequestFacts(1024, 100, ttft_s, 0.006, 50.0) for ttft_s in (1e3, 1.0))
+    assert prompt_cost(in_time, work, _STEPS, 0).penalty_s > 10 * in_time.penalty_s * 0.01
+    assert prompt_cost(late, work, _STEPS, 0).penalty_s == pytest.approx(0.0, abs=1e-6 * late.penalty_s)
 
 
 _NUMBERS = st.floats(0, 300)
