@@ -352,7 +352,12 @@ class Scheduler:
             grammar_stats=self.preparation.grammar_stats(),
             embedding_stats=replace(self.remote.embeddings.stats),
             load_report=self._load_meter.report(
-                self.requests, self.remote, self.running, prefix, mixed_step_bound_s=self.chunk_budget.bound_s
+                self.requests,
+                self.remote,
+                self.running,
+                prefix,
+                mixed_step_bound_s=self.chunk_budget.bound_s,
+                late_after_s=self.chunk_budget.late_after_s,
             ),
         )
         prefix.reset = False

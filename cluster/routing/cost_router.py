@@ -14,7 +14,6 @@ adapter that an engine has probably not loaded costs that engine as much as comp
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -201,7 +200,6 @@ class CostRouter:
             ttft_s,
             itl_s,
             self._book.clock(),
-            math.inf if self._aims[0] is None else self._aims[0],
         )
 
     def _fleet_of(self, engines: Sequence[EngineT]) -> Fleet[EngineT]:

@@ -25,6 +25,7 @@ from typing import Final, Protocol
 from weakref import ref
 
 from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.steps.chunk_budget import LATE_PROMPTS
 from actors.costs.step_cost_model import StepCostModel
 from cluster.routing.all_ingresses import AllIngresses
 from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
@@ -123,6 +124,7 @@ class EngineWork:
     num_free_blocks:    without those for waiting requests, and for those sent since the report; it may be negative
     num_state_blocks:   blocks that each request takes for its recurrent state, beside those of its tokens
     mixed_step_bound_s: how long a step with decodes and prompts may take by the prediction; 0: no bound
+    late_after_s:       the age from which on a prompt is late, and the bound LATE_PROMPTS times as high; 0: never
     prompt_share:       the part of its time that the engine spends on prompts, of those to come, up to MAX_PROMPT_SHARE
     reported_at_s:      when the newest report came; -inf if none has
     """
@@ -141,6 +143,7 @@ class EngineWork:
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
     max_num_seqs: int = 0
     mixed_step_bound_s: float = 0.0
+    late_after_s: float = 0.0
     prompt_share: float = 0.0
     links: dict[str, Link] = field(default_factory=dict)
     """The links that this ingress has looked at since the report, with what it has sent on them since."""
@@ -156,6 +159,11 @@ class EngineWork:
     def wait_s(self, now_s: float) -> float:
         """Return the time until the queue of prompts is empty."""
         return max(self.queue_end_s - now_s, 0.0)
+
+    def step_limits(self, wait_s: float = 0.0) -> tuple[int, float]:
+        """Return the most tokens and seconds of a step with decodes and a prompt that begins in wait_s; 0 s: no bound."""
+        is_late = 0 < self.late_after_s < wait_s
+        return self.max_num_batched_tokens, self.mixed_step_bound_s * (LATE_PROMPTS if is_late else 1.0)
 
     def link_to(self, consumer: str) -> Link:
         """Return what is known of the link to a consumer."""
@@ -295,7 +303,7 @@ class LoadBook:
         work.kv_bytes_per_token = report.kv_bytes_per_token
         work.max_num_batched_tokens = report.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
         work.max_num_seqs = report.max_num_seqs
-        work.mixed_step_bound_s = report.mixed_step_bound_s
+        work.mixed_step_bound_s, work.late_after_s = report.mixed_step_bound_s, report.late_after_s
         work.links, work.reported_links = {}, {link.peer: link for link in report.links}
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens
@@ -364,8 +372,11 @@ def queue_seconds(work: EngineWork, num_tokens: float) -> float:
     size = min(work.max_num_batched_tokens, num_tokens)
     decodes = work.num_decodes, work.num_context_tokens
     most = work.max_num_batched_tokens + work.num_decodes
-    one_step = work.prediction.prefill_steps(size, 0, *decodes, most, work.mixed_step_bound_s)
-    return one_step.seconds * num_tokens / size
+    num_steps, limits = num_tokens / size, (work.step_limits(), work.step_limits(math.inf))
+    in_time_s, late_s = (num_steps * work.prediction.prefill_steps(size, 0, *decodes, most, s).seconds for _, s in limits)
+    if not 0 < work.late_after_s < in_time_s:
+        return in_time_s
+    return work.late_after_s + (1 - work.late_after_s / in_time_s) * late_s
 
 
 def _link_of(load: LinkLoad) -> Link:

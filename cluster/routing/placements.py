@@ -102,6 +102,7 @@ class Compared(Generic[EngineT]):
             num_cached,
             fetch,
             coming_s=self._coming_s(index),
+            prefers_prompts=self.group.engines[index].descriptor.role is EngineRole.PREFILL,
         )
         return cost
 

@@ -71,6 +71,7 @@ class LoadMeter:
         prefix_cache: PrefixCacheStats,
         num_taken: int = 0,
         mixed_step_bound_s: float | None = None,
+        late_after_s: float | None = None,
     ) -> LoadReport:
         """Return the load.
 
@@ -79,6 +80,7 @@ class LoadMeter:
         rows:      the running requests
         num_taken: how many requests the engine has got from its only ingress, if the caller knows the number
         mixed_step_bound_s: the most seconds of a step with decodes and prompts, by the prediction; None: no bound
+        late_after_s: the age from which on a prompt is late, and the bound LATE_PROMPTS times as high; None: never
         """
         self._note_lookups(prefix_cache)
         self._number += 1
@@ -115,6 +117,7 @@ class LoadMeter:
             num_state_blocks=self.num_state_blocks,
             num_waiting_slots=num_waiting_slots if self.num_state_blocks else 0,
             mixed_step_bound_s=mixed_step_bound_s or 0.0,
+            late_after_s=late_after_s or 0.0,
         )
 
     def _note_lookups(self, stats: PrefixCacheStats) -> None:

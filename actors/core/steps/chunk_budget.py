@@ -221,6 +221,11 @@ class ChunkBudget:
         return None if self._costs is None else self._bound_s
 
     @property
+    def late_after_s(self) -> float | None:
+        """The age, since its arrival, from which on a prompt is late; None: never."""
+        return self._ttft_s
+
+    @property
     def inputs(self) -> tuple[float | None, float | None, EngineRoleName, StepCostModel | None]:
         """The aims for the inter-token latency and for the time to the first token, the role and the cost model."""
         return self._itl_s, self._ttft_s, self._role, self._model

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 
-from actors.core.steps.chunk_budget import LATE_PROMPTS, PROMPTS_FIRST
+from actors.core.steps.chunk_budget import PROMPTS_FIRST
 from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
-from cluster.routing.load_book import EngineWork
+from cluster.routing.load_book import MAX_PROMPT_SHARE, EngineWork
 
 
-def step_limits(facts: RequestFacts, work: EngineWork, wait_s: float) -> tuple[int, float]:
-    """Return the most tokens and seconds of a step with decodes and a prompt that begins in wait_s; 0 s: no bound."""
-    is_late = wait_s > facts.late_after_s
-    return work.max_num_batched_tokens, work.mixed_step_bound_s * (LATE_PROMPTS if is_late else 1.0)
+def share_of_prompts(work: EngineWork, wait_s: float, answer_s: float) -> float:
+    """Return the part of its time that an engine of role `prefill` will spend on prompts.
+
+    Where prompts are queued, more will come behind them, though the average does not show it yet.
+
+    answer_s: how long an answer takes
+    """
+    queued = wait_s / (wait_s + answer_s) if wait_s > 0 else 0.0
+    return max(work.prompt_share, min(queued, MAX_PROMPT_SHARE))
 
 
 def decodes_beside(
@@ -69,8 +74,8 @@ def _step_s(
     step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share)
     if queued_part <= 0:
         return step_s
-    # Not step_limits(): larger chunks for late prompts make each choice better and a burst worse (docs/decisions/0053).
-    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
+    # Larger chunks for late prompts would be true, make each choice better, and a burst worse (docs/decisions/0053).
+    limits = work.step_limits()
     steps = prediction.prefill_steps(facts.num_tokens, 0, max(num_decodes, 1.0), num_context, *limits)
     return max(queued_part * steps.seconds / steps.num_steps + (1 - queued_part) * step_s, step_s)
 
@@ -95,7 +100,7 @@ def delay_of_prompts(
     share:                    the part of its time that the engine will spend on prompts
     """
     wait_s = work.wait_s(facts.now_s)
-    limits = step_limits(facts, work, wait_s)
+    limits = work.step_limits(wait_s)
     num_tokens = facts.num_tokens
     bare_s = prediction.prefill_steps(num_tokens, 0, 0, 0, *limits).seconds
     before_s = prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, *limits).seconds

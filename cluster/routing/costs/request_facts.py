@@ -22,7 +22,6 @@ class RequestFacts(msgspec.Struct, frozen=True):
     num_output_tokens: how many more are expected
     ttft_s, itl_s:     its aims; None: it has none
     now_s:             the time, by the clock of the load book
-    late_after_s:      the age from which on a prompt is late at an engine (actors/core/steps/chunk_budget.py)
     """
 
     num_tokens: int
@@ -30,7 +29,6 @@ class RequestFacts(msgspec.Struct, frozen=True):
     ttft_s: float | None = None
     itl_s: float | None = None
     now_s: float = 0.0
-    late_after_s: float = math.inf
 
     @property
     def penalty_s(self) -> float:

@@ -20,12 +20,12 @@ from cluster.routing.costs.decode_neighbours import (
     decodes_beside,
     delay_of_prompts,
     gap_miss_probability,
-    step_limits,
+    share_of_prompts,
 )
 from cluster.routing.costs.request_facts import RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import PrefillSteps, StepPrediction
 from cluster.routing.decision import RouteTerms, Way
-from cluster.routing.load_book import MAX_PROMPT_SHARE, EngineWork
+from cluster.routing.load_book import EngineWork
 
 _FEW: Final = 1e-3
 
@@ -87,18 +87,20 @@ def prompt_cost(
     fetch: tuple[int, float] | None = None,
     *,
     coming_s: float = 0.0,
+    prefers_prompts: bool = False,
 ) -> PromptCost:
     """Predict the computation of the prompt at an engine.
 
-    num_cached: tokens of the prompt whose KV the engine has
-    fetch:      the tokens that another engine has, and the seconds until they are here; they are fetched if that is
-                quicker than their computation
-    coming_s:   the time until those have begun to decode here whose prompts are not computed yet; 0: all of them count
-                as there
+    num_cached:      tokens of the prompt whose KV the engine has
+    fetch:           the tokens that another engine has, and the seconds until they are here; they are fetched if that
+                     is quicker than their computation
+    coming_s:        the time until those have begun to decode here whose prompts are not computed yet; 0: all of them
+                     count as there
+    prefers_prompts: whether the engine's role is `prefill`, so that its steps keep PROMPTS_FIRST times the aim only
     """
     wait_s = work.wait_s(facts.now_s)
     num_decodes, num_context = decodes_beside(facts, work, prediction, wait_s, coming_s)
-    limits = step_limits(facts, work, wait_s)
+    limits = work.step_limits(wait_s)
     # The last token is always computed: its output is the first new token.
     cached = min(num_cached, facts.num_tokens - 1)
     steps = _prompt_steps(prediction, facts.num_tokens - cached, cached, num_decodes, num_context, limits)
@@ -121,6 +123,10 @@ def prompt_cost(
         # Those that decode when the prompt's turn comes had their first tokens shortly before: if that is too late for
         # the aim, they have missed it, and cannot miss their aims once more.
         in_time = 1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma)
+        if prefers_prompts:
+            # Prompts that are queued already have made their gaps too long.
+            share = share_of_prompts(work, wait_s, facts.num_output_tokens * step_s)
+            in_time *= 1 - gap_miss_probability(facts, work, prediction, step_s, share)
         penalty_s = num_decodes * in_time * facts.penalty_s * more
     return PromptCost(
         work,
@@ -182,10 +188,9 @@ def decode_cost(
     wait_s = work.wait_s(facts.now_s)
     share = work.prompt_share
     if prefers_prompts and wait_s:
-        # Where prompts are queued, more will come behind this one, though the average does not show it yet. Those
-        # that come after one that is late already are late as well, wherever this one decodes.
+        # Prompts that come after one that is late already are late as well, wherever this one decodes.
         in_time = 1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma)
-        share = max(share, in_time * min(wait_s / (wait_s + num_output * bare_step_s), MAX_PROMPT_SHARE))
+        share = in_time * share_of_prompts(work, wait_s, num_output * bare_step_s)
     # Prompts that come later are computed between the steps.
     step_s = bare_step_s / (1 - share)
     inflicted_s = penalty_s = 0.0
@@ -215,7 +220,7 @@ def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPredictio
     inflicted_s + blocks_wait_s, beside all that decode now. They are computed here without making the two objects.
     """
     num_decodes, num_context, num_output = work.num_decodes, work.num_context_tokens, facts.num_output_tokens
-    limits = work.max_num_batched_tokens, work.mixed_step_bound_s
+    limits = work.step_limits()
     steps = _prompt_steps(prediction, facts.num_tokens, 0, num_decodes, num_context, limits)
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + (facts.num_tokens + num_output / 2))
     step_s = bare_step_s / (1 - work.prompt_share)

@@ -95,8 +95,8 @@ def test_prompts_that_are_queued_on_a_prefill_engine_count_before_the_average_sh
 
 
 def test_a_prompt_that_will_be_late_is_computed_in_larger_chunks() -> None:
-    engine = work(num_decodes=10, num_context_tokens=10_000, queue_end_s=53.0, mixed_step_bound_s=0.012)
-    facts = [RequestFacts(1024, 100, now_s=50.0, late_after_s=after_s) for after_s in (3.1, 2.9)]
-    in_time, late = (prompt_cost(one, engine, STEPS, 0).seconds for one in facts)
+    numbers = {"num_decodes": 10, "num_context_tokens": 10_000, "queue_end_s": 53.0, "mixed_step_bound_s": 0.012}
+    engines = [work(**numbers, late_after_s=after_s) for after_s in (3.1, 2.9)]
+    in_time, late = (prompt_cost(FACTS, engine, STEPS, 0).seconds for engine in engines)
     assert in_time == STEPS.prefill_steps(1024, 0, 10, 10_000, 2048, 0.012).seconds
     assert late == STEPS.prefill_steps(1024, 0, 10, 10_000, 2048, 0.048).seconds < in_time
