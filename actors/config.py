@@ -341,8 +341,7 @@ class SchedulerConfig(_Settings):
         0.01,
         ge=0,
         lt=1,
-        description="This part of all blocks (0 to 1) stays free when a new request is admitted beside running "
-        "ones, so that these can grow for a while without a preemption.",
+        description="This part of all blocks (0 to 1) stays free when a new request is admitted beside others.",
     )
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ MIN_STEPS_OF_KIND: Final = 32
 MIN_SURE_STEPS: Final = 64
 MAX_SURE_ERROR: Final = 0.3
 """A model is sure once it has seen this many steps, and its median error in the kinds it knows is at most this."""
-MAX_KEPT_ERROR: Final = 0.6
+MAX_KEPT_ERROR: Final = 1.0
 """Decisions that rest on an engine's models go on to do so up to this error: noise of a moment is no reason to stop."""
 
 

@@ -161,7 +161,7 @@ class EngineWork:
         return max(self.queue_end_s - now_s, 0.0)
 
     def step_limits(self, wait_s: float = 0.0) -> tuple[int, float]:
-        """Return the most tokens and seconds of a step with decodes and a prompt that begins in wait_s; 0 s: no bound."""
+        """Return the most tokens and seconds (0: any) of a step with decodes and a prompt that begins in wait_s."""
         is_late = 0 < self.late_after_s < wait_s
         return self.max_num_batched_tokens, self.mixed_step_bound_s * (LATE_PROMPTS if is_late else 1.0)
 
@@ -373,7 +373,9 @@ def queue_seconds(work: EngineWork, num_tokens: float) -> float:
     decodes = work.num_decodes, work.num_context_tokens
     most = work.max_num_batched_tokens + work.num_decodes
     num_steps, limits = num_tokens / size, (work.step_limits(), work.step_limits(math.inf))
-    in_time_s, late_s = (num_steps * work.prediction.prefill_steps(size, 0, *decodes, most, s).seconds for _, s in limits)
+    in_time_s, late_s = (
+        num_steps * work.prediction.prefill_steps(size, 0, *decodes, most, s).seconds for _, s in limits
+    )
     if not 0 < work.late_after_s < in_time_s:
         return in_time_s
     return work.late_after_s + (1 - work.late_after_s / in_time_s) * late_s

@@ -91,7 +91,7 @@ class LoadReport:
     num_state_blocks:          blocks that each request takes for its recurrent state, beside those of its tokens
     num_waiting_slots:         waiting requests that have no slot for their recurrent state yet; 0 without such states
     mixed_step_bound_s:        the most seconds of a step with decodes and prompts, by the prediction; 0: no bound
-    late_after_s:              the age from which on a prompt is late, and the bound LATE_PROMPTS times as high; 0: never
+    late_after_s:              the age from which on a prompt is late, which raises the bound by LATE_PROMPTS; 0: never
     """
 
     number: Total = 0

@@ -153,7 +153,7 @@ def test_an_engine_whose_model_errs_for_a_moment_stays_known() -> None:
     family.put("a", erring(0.5))
     assert family.prediction("a") is None, "it was never sure"
     family.put("a", erring(0.1))
-    family.put("a", erring(0.5))
+    family.put("a", erring(0.9))
     assert family.prediction("a") is not None
-    family.put("a", erring(0.7))
+    family.put("a", erring(1.1))
     assert family.prediction("a") is None
