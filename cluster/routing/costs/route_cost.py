@@ -111,23 +111,11 @@ def prompt_cost(
         if shorter.seconds + fetch[1] < steps.seconds:
             steps, cached, fetch_s = shorter, there, fetch[1]
     penalty_s = room_s = 0.0
-    step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share) if num_decodes else 0.0
     if num_decodes:
+        step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share)
         room_s = _wait_for_room(facts, work, step_s)
-    if num_decodes and facts.itl_s is not None:
-        # No gap is longer than the steps with this prompt, which the engine's aim may hold short.
-        longest_s = max(steps.seconds / steps.num_steps, step_s)
-        later_s = min(step_s + steps.added_s / max(facts.num_output_tokens, 1), longest_s)
-        sigma = prediction.decode_sigma
-        more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
-        # Those that decode when the prompt's turn comes had their first tokens shortly before: if that is too late for
-        # the aim, they have missed it, and cannot miss their aims once more.
-        in_time = 1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma)
-        if prefers_prompts:
-            # Prompts that are queued already have made their gaps too long.
-            share = share_of_prompts(work, wait_s, facts.num_output_tokens * step_s)
-            in_time *= 1 - gap_miss_probability(facts, work, prediction, step_s, share)
-        penalty_s = num_decodes * in_time * facts.penalty_s * more
+        missing = _misses_of_each(facts, work, prediction, steps, step_s, prefers_prompts=prefers_prompts)
+        penalty_s = num_decodes * facts.penalty_s * missing
     return PromptCost(
         work,
         wait_s,
@@ -141,6 +129,36 @@ def prompt_cost(
         steps.last_tokens / max(facts.num_tokens - cached, 1),
         prediction.prefill_sigma,
     )
+
+
+def _misses_of_each(
+    facts: RequestFacts,
+    work: EngineWork,
+    prediction: StepPrediction,
+    steps: PrefillSteps,
+    step_s: float,
+    *,
+    prefers_prompts: bool,
+) -> float:
+    """Return the probability with which each request that decodes beside a prompt misses its aims because of it.
+
+    steps: those of the prompt; step_s: the time from one token to the next without it
+    """
+    if facts.itl_s is None:
+        return 0.0
+    # No gap is longer than the steps with this prompt, which the engine's aim may hold short.
+    longest_s = max(steps.seconds / steps.num_steps, step_s)
+    later_s = min(step_s + steps.added_s / max(facts.num_output_tokens, 1), longest_s)
+    sigma, wait_s = prediction.decode_sigma, work.wait_s(facts.now_s)
+    more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
+    # Those that decode when the prompt's turn comes had their first tokens shortly before: if that is too late for the
+    # aim, they have missed it, and cannot miss their aims once more.
+    in_time = 1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma)
+    if prefers_prompts:
+        # Prompts that are queued already have made their gaps too long.
+        share = share_of_prompts(work, wait_s, facts.num_output_tokens * step_s)
+        in_time *= 1 - gap_miss_probability(facts, work, prediction, step_s, share)
+    return in_time * more
 
 
 def _prompt_steps(
