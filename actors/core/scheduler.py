@@ -215,7 +215,7 @@ class Scheduler:
 
     def _begin_step(self, token_budget: int, now_s: float) -> Step:
         encoder = EncoderStep(self.encoder_cache_manager, self.config.max_num_encoder_input_tokens)
-        return Step(self.config, token_budget, now_s, encoder, self.chunk_budget.begin_step())
+        return Step(self.config, token_budget, now_s, encoder, self.chunk_budget.begin_step(now_s))
 
     def _end_overdue_requests(self, now_s: float) -> None:
         while (first := self._deadlines.peek()) is not None and first[0][0] <= now_s:

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from weakref import ref
 
 from actors.core.outputs.scheduler_stats import LoadReport
-from actors.core.steps.chunk_budget import LATE_PROMPTS
+from actors.core.steps.chunk_budget import ALL_LATE
 from actors.costs.step_cost_model import StepCostModel
 from cluster.routing.all_ingresses import AllIngresses
 from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
@@ -124,7 +124,8 @@ class EngineWork:
     num_free_blocks:    without those for waiting requests, and for those sent since the report; it may be negative
     num_state_blocks:   blocks that each request takes for its recurrent state, beside those of its tokens
     mixed_step_bound_s: how long a step with decodes and prompts may take by the prediction; 0: no bound
-    late_after_s:       the age from which on a prompt is late, and the bound LATE_PROMPTS times as high; 0: never
+    late_after_s:       the time to the first token from which on a request is late; 0: none is
+    in_time_part:       the part of the requests that decode there which were not late; 1 if none decodes
     prompt_share:       the part of its time that the engine spends on prompts, of those to come, up to MAX_PROMPT_SHARE
     reported_at_s:      when the newest report came; -inf if none has
     """
@@ -144,6 +145,7 @@ class EngineWork:
     max_num_seqs: int = 0
     mixed_step_bound_s: float = 0.0
     late_after_s: float = 0.0
+    in_time_part: float = 1.0
     prompt_share: float = 0.0
     links: dict[str, Link] = field(default_factory=dict)
     """The links that this ingress has looked at since the report, with what it has sent on them since."""
@@ -162,8 +164,8 @@ class EngineWork:
 
     def step_limits(self, wait_s: float = 0.0) -> tuple[int, float]:
         """Return the most tokens and seconds (0: any) of a step with decodes and a prompt that begins in wait_s."""
-        is_late = 0 < self.late_after_s < wait_s
-        return self.max_num_batched_tokens, self.mixed_step_bound_s * (LATE_PROMPTS if is_late else 1.0)
+        all_late = not self.in_time_part or 0 < self.late_after_s < wait_s
+        return self.max_num_batched_tokens, self.mixed_step_bound_s * (ALL_LATE if all_late else 1.0)
 
     def link_to(self, consumer: str) -> Link:
         """Return what is known of the link to a consumer."""
@@ -304,6 +306,7 @@ class LoadBook:
         work.max_num_batched_tokens = report.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
         work.max_num_seqs = report.max_num_seqs
         work.mixed_step_bound_s, work.late_after_s = report.mixed_step_bound_s, report.late_after_s
+        work.in_time_part = report.num_decodes_in_time / report.num_decodes if report.num_decodes else 1.0
         work.links, work.reported_links = {}, {link.peer: link for link in report.links}
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens

@@ -80,7 +80,7 @@ class LoadMeter:
         rows:      the running requests
         num_taken: how many requests the engine has got from its only ingress, if the caller knows the number
         mixed_step_bound_s: the most seconds of a step with decodes and prompts, by the prediction; None: no bound
-        late_after_s: the age from which on a prompt is late, and the bound LATE_PROMPTS times as high; None: never
+        late_after_s: the time to the first token from which on a request is late; None: none is
         """
         self._note_lookups(prefix_cache)
         self._number += 1
@@ -118,6 +118,7 @@ class LoadMeter:
             num_waiting_slots=num_waiting_slots if self.num_state_blocks else 0,
             mixed_step_bound_s=mixed_step_bound_s or 0.0,
             late_after_s=late_after_s or 0.0,
+            num_decodes_in_time=rows.num_in_time(late_after_s) if late_after_s else running.num_decodes,
         )
 
     def _note_lookups(self, stats: PrefixCacheStats) -> None:

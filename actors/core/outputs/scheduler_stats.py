@@ -91,7 +91,8 @@ class LoadReport:
     num_state_blocks:          blocks that each request takes for its recurrent state, beside those of its tokens
     num_waiting_slots:         waiting requests that have no slot for their recurrent state yet; 0 without such states
     mixed_step_bound_s:        the most seconds of a step with decodes and prompts, by the prediction; 0: no bound
-    late_after_s:              the age from which on a prompt is late, which raises the bound by LATE_PROMPTS; 0: never
+    late_after_s:              the time to the first token from which on a request is late; 0: none is
+    num_decodes_in_time:       of num_decodes, those that were not late; without any, the bound is ALL_LATE times as high
     """
 
     number: Total = 0
@@ -114,6 +115,7 @@ class LoadReport:
     num_waiting_slots: Total = 0
     mixed_step_bound_s: Clock = 0.0
     late_after_s: Clock = 0.0
+    num_decodes_in_time: Total = 0
 
 
 @dataclass(slots=True)

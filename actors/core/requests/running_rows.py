@@ -5,6 +5,8 @@ Invariants:
 - A row belongs to at most one request. epochs[row] is a new number each time a request gets the row, and 0 while the
   row is vacant. A step names rows with their epochs; results for an epoch that is over are dropped.
 - num_computed counts the tokens of all steps scheduled so far, including steps under way.
+- decoding_since_s is when note_decoding() first found the row's prompt computed, and inf before. Since arrival_s, that
+  is the time to the first token, for which an engine that gets the KV from elsewhere takes its arrival.
 - num_expected counts the request's tokens, and the tokens that steps under way will add if the request may run ahead of
   them. A request has tokens to compute if and only if num_expected > num_computed.
 """
@@ -41,6 +43,8 @@ class RunningRows:
         self.num_slots = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt = np.zeros(max_num_seqs, dtype=np.int64)
         self.max_num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.arrival_s = np.zeros(max_num_seqs)
+        self.decoding_since_s = np.full(max_num_seqs, np.inf)
         self.client_index = np.zeros(max_num_seqs, dtype=np.int64)
         self.attempt = np.zeros(max_num_seqs, dtype=np.int64)
         self.stop_token_ids = np.full((max_num_seqs, MAX_STOP_TOKENS), _NO_TOKEN, dtype=np.int64)
@@ -84,6 +88,8 @@ class RunningRows:
         self.num_slots[row] = num_slots
         self.num_prompt[row] = request.num_prompt_tokens
         self.max_num_tokens[row] = request.max_num_tokens
+        self.arrival_s[row] = request.arrival_time
+        self.decoding_since_s[row] = np.inf
         self.client_index[row] = request.client_index
         self.attempt[row] = request.attempt
         self.is_plain[row] = is_plain and request.is_plain and len(request.stop_token_ids) <= MAX_STOP_TOKENS
@@ -119,6 +125,15 @@ class RunningRows:
         self.requests[row] = self.req_ids[row] = self.token_lists[row] = None
         self._vacant.append(row)
         return True
+
+    def note_decoding(self, now_s: float) -> None:
+        """Note that those whose prompts are computed, and that were not noted yet, decode from now on."""
+        begins = (self.decoding_since_s == np.inf) & (self.epochs > 0) & (self.num_computed >= self.num_prompt)
+        self.decoding_since_s[begins] = now_s
+
+    def num_in_time(self, late_after_s: float) -> int:
+        """Return how many of those that decode had their first token within late_after_s of their arrival."""
+        return int(((self.decoding_since_s - self.arrival_s <= late_after_s) & (self.epochs > 0)).sum())
 
     def due(self) -> tuple[np.ndarray, list[Request]]:
         """Return the requests with tokens to compute: the rows that decode one token each, and all other requests.

@@ -8,9 +8,9 @@ prediction stays within a bound. The engine's role says how strict the bound is:
     both     prediction <= aim: about half of the steps that are filled up to the bound keep it
     prefill  prediction <= 2 * aim: prompts first; requests that decode here have a bounded gap all the same
 
-A prompt that has waited longer than the engine's aim for the time to the first token is late: the steps that compute
-it may take LATE_PROMPTS times as long. Those that decode then came before it and were late themselves, as a rule, and
-each small chunk would make all that wait later still.
+The bound protects requests that can meet both aims. Where each of those that decode had its first token too late for
+the engine's aim, there is none: such steps may take ALL_LATE times as long, as small chunks would only make those that
+wait for their first tokens later still.
 
 There is no bound, and the scheduler does what it does without this module, if the engine has no ITL aim, if the model
 is not sure (StepCostModel.is_sure), in steps of engines where nothing decodes, and without chunked prefill. If not even
@@ -33,8 +33,8 @@ from actors.costs.step_shape import HINGES
 MIN_CHUNK_PART: Final = 1 / 16
 PROMPTS_FIRST: Final = 2.0
 """Steps of an engine of role `prefill` may take this many times the aim."""
-LATE_PROMPTS: Final = 4.0
-"""Steps with a prompt that is late may take this many times the bound."""
+ALL_LATE: Final = 4.0
+"""Steps in which each request that decodes had its first token too late may take this many times the bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class StepChunkBudget:
     """The rest of one step for prompts. Decodes are counted when the first prompt asks.
 
     bound_s: how long the step may take by the prediction
-    late_after_s: the age, since its arrival, from which on a prompt is late
+    late_after_s: the time to the first token from which on a request is late
     min_tokens: tokens of prompts that the step may take in any case
     """
 
@@ -140,11 +140,8 @@ class StepChunkBudget:
     last_epoch: int = 0
     """The newest row that _count_decodes() has looked at."""
 
-    def cap(self, num_computed_tokens: int, num_new_tokens: int, age_s: float) -> int:
-        """Return how many of num_new_tokens of a prompt fit into the step; 0 if the prompt waits for the next step.
-
-        age_s: since the request's arrival
-        """
+    def cap(self, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """Return how many of num_new_tokens of a prompt fit into the step; 0 if the prompt waits for the next step."""
         if self.has_decodes is None:
             self._count_decodes()
         if not self.has_decodes:
@@ -153,8 +150,7 @@ class StepChunkBudget:
         fixed = self.seconds_but_tokens + costs.prefill_context * num_computed_tokens
         if not self.num_prefill_tokens:
             fixed += costs.prefill
-        bound_s = self.bound_s * (LATE_PROMPTS if age_s > self.late_after_s else 1.0)
-        seconds_left = bound_s - fixed - costs.tokens(self.num_tokens)
+        seconds_left = self.bound_s - fixed - costs.tokens(self.num_tokens)
         # The tolerance keeps a chunk whose prediction is the bound itself from losing a token to rounding.
         most = costs.largest_chunk(self.num_tokens, num_computed_tokens, seconds_left) + 1e-9
         num_left = max(int(min(most, num_new_tokens)), self.min_tokens - self.num_prefill_tokens, 0)
@@ -188,6 +184,8 @@ class StepChunkBudget:
         self.has_decodes = bool(decodes.any())
         if not self.has_decodes:
             return
+        if not rows.num_in_time(self.late_after_s):
+            self.bound_s *= ALL_LATE
         due = decodes & (rows.num_expected > rows.num_computed)
         num_decodes = int(due.sum())
         self.num_tokens += num_decodes
@@ -222,7 +220,7 @@ class ChunkBudget:
 
     @property
     def late_after_s(self) -> float | None:
-        """The age, since its arrival, from which on a prompt is late; None: never."""
+        """The time to the first token from which on a request is late; None: none is."""
         return self._ttft_s
 
     @property
@@ -234,7 +232,7 @@ class ChunkBudget:
         """Aim at these from the next step on.
 
         itl_s:  the inter-token latency; None: no aim
-        ttft_s: the time from a request's arrival to its first token; None: no aim, and no prompt is late
+        ttft_s: the time from a request's arrival to its first token; None: no aim, and no request is late
         """
         self._itl_s, self._ttft_s = itl_s, ttft_s
         self._derive()
@@ -250,8 +248,10 @@ class ChunkBudget:
             self._model = model
             self._derive()
 
-    def begin_step(self) -> StepChunkBudget | None:
+    def begin_step(self, now_s: float) -> StepChunkBudget | None:
         """Return the budget of one step; None if it has no bound."""
+        if self._ttft_s is not None:
+            self._rows.note_decoding(now_s)
         if self._costs is None:
             return None
         late_after_s = math.inf if self._ttft_s is None else self._ttft_s

@@ -140,8 +140,7 @@ class Step:
         num_new_tokens = min(num_new_tokens, self.token_budget)
         if self.chunks is None or num_new_tokens <= 0:
             return num_new_tokens
-        age_s = self.now_s - request.arrival_time
-        return self.chunks.cap(request.num_tokens - num_missing_tokens, num_new_tokens, age_s)
+        return self.chunks.cap(request.num_tokens - num_missing_tokens, num_new_tokens)
 
     def take(self, request: Request, num_new_tokens: int) -> None:
         """Schedule num_new_tokens tokens of a request, drafts included."""

@@ -151,9 +151,9 @@ def _misses_of_each(
     later_s = min(step_s + steps.added_s / max(facts.num_output_tokens, 1), longest_s)
     sigma, wait_s = prediction.decode_sigma, work.wait_s(facts.now_s)
     more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
-    # Those that decode when the prompt's turn comes had their first tokens shortly before: if that is too late for the
-    # aim, they have missed it, and cannot miss their aims once more.
-    in_time = 1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma)
+    # Those that had their first tokens too late have missed an aim, and cannot miss it once more. Those that will decode
+    # when the prompt's turn comes have them shortly before.
+    in_time = work.in_time_part * (1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma))
     if prefers_prompts:
         # Prompts that are queued already have made their gaps too long.
         share = share_of_prompts(work, wait_s, facts.num_output_tokens * step_s)
