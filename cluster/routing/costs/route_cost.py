@@ -28,6 +28,8 @@ from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.load_book import EngineWork
 
 _FEW: Final = 1e-3
+_MUCH_TOO_LATE: Final = 3.0
+"""Times the aim for the first token. A queue that is longer will not be short again soon."""
 
 
 class PromptCost(msgspec.Struct, frozen=True):
@@ -206,8 +208,10 @@ def decode_cost(
     wait_s = work.wait_s(facts.now_s)
     share = work.prompt_share
     if prefers_prompts and wait_s:
-        # Prompts that come after one that is late already are late as well, wherever this one decodes.
-        in_time = 1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma)
+        # Prompts that come after one that is much too late are late as well, wherever this one decodes. Behind one that
+        # is a little late the queue may soon be short again.
+        late_s = None if facts.ttft_s is None else _MUCH_TOO_LATE * facts.ttft_s
+        in_time = 1 - miss_probability(wait_s, late_s, prediction.prefill_sigma)
         share = in_time * share_of_prompts(work, wait_s, num_output * bare_step_s)
     # Prompts that come later are computed between the steps.
     step_s = bare_step_s / (1 - share)
