@@ -28,8 +28,10 @@ from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.load_book import EngineWork
 
 _FEW: Final = 1e-3
-_MUCH_TOO_LATE: Final = 3.0
-"""Times the aim for the first token. A queue that is longer will not be short again soon."""
+_LOST_AFTER: Final = 1.5
+"""A request that is predicted to have its first token after this many times the aim is lost: no choice will save it.
+
+Waits are often predicted too long, and a queue that is a little too long may soon be short again."""
 
 
 class PromptCost(msgspec.Struct, frozen=True):
@@ -155,7 +157,7 @@ def _misses_of_each(
     more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
     # Those that had their first tokens too late have missed an aim, and cannot miss it once more. Those that will decode
     # when the prompt's turn comes have them shortly before.
-    in_time = work.in_time_part * (1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma))
+    in_time = work.in_time_part * (1 - _lost_probability(wait_s, facts, prediction.prefill_sigma))
     if prefers_prompts:
         # Prompts that are queued already have made their gaps too long.
         share = share_of_prompts(work, wait_s, facts.num_output_tokens * step_s)
@@ -208,10 +210,8 @@ def decode_cost(
     wait_s = work.wait_s(facts.now_s)
     share = work.prompt_share
     if prefers_prompts and wait_s:
-        # Prompts that come after one that is much too late are late as well, wherever this one decodes. Behind one that
-        # is a little late the queue may soon be short again.
-        late_s = None if facts.ttft_s is None else _MUCH_TOO_LATE * facts.ttft_s
-        in_time = 1 - miss_probability(wait_s, late_s, prediction.prefill_sigma)
+        # Prompts that come after one that is lost are late as well, wherever this one decodes.
+        in_time = 1 - _lost_probability(wait_s, facts, prediction.prefill_sigma)
         share = in_time * share_of_prompts(work, wait_s, num_output * bare_step_s)
     # Prompts that come later are computed between the steps.
     step_s = bare_step_s / (1 - share)
@@ -370,9 +370,14 @@ def _penalty(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, ttft_s
         return 0.0
     missed = miss_probability(ttft_s, facts.ttft_s, prompt.sigma)
     itl_missed = max(miss_probability(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma), decode.gap_miss)
-    # One of both is enough: a request whose first token is late anyway need not wait for the engine with short gaps.
-    missed += (1 - missed) * itl_missed
+    # One of both is enough: a request that is lost anyway need not wait for the engine with short gaps.
+    missed += (1 - _lost_probability(ttft_s, facts, prompt.sigma)) * itl_missed
     return facts.penalty_s * missed + prompt.penalty_s + decode.penalty_s
+
+
+def _lost_probability(ttft_s: float, facts: RequestFacts, sigma: float) -> float:
+    """Return the probability that a request with this predicted time to the first token is lost."""
+    return 0.0 if facts.ttft_s is None else miss_probability(ttft_s, _LOST_AFTER * facts.ttft_s, sigma)
 
 
 def _prediction(work: EngineWork) -> StepPrediction:
