@@ -164,8 +164,8 @@ class EngineWork:
 
     def step_limits(self, wait_s: float = 0.0) -> tuple[int, float]:
         """Return the most tokens and seconds (0: any) of a step with decodes and a prompt that begins in wait_s."""
-        all_late = not self.in_time_part or 0 < self.late_after_s < wait_s
-        return self.max_num_batched_tokens, self.mixed_step_bound_s * (ALL_LATE if all_late else 1.0)
+        factor = ALL_LATE if not self.in_time_part or 0 < self.late_after_s < wait_s else 1.0
+        return self.max_num_batched_tokens, self.mixed_step_bound_s * factor
 
     def link_to(self, consumer: str) -> Link:
         """Return what is known of the link to a consumer."""
@@ -375,13 +375,10 @@ def queue_seconds(work: EngineWork, num_tokens: float) -> float:
     size = min(work.max_num_batched_tokens, num_tokens)
     decodes = work.num_decodes, work.num_context_tokens
     most = work.max_num_batched_tokens + work.num_decodes
-    num_steps, limits = num_tokens / size, (work.step_limits(), work.step_limits(math.inf))
-    in_time_s, late_s = (
-        num_steps * work.prediction.prefill_steps(size, 0, *decodes, most, s).seconds for _, s in limits
-    )
-    if not 0 < work.late_after_s < in_time_s:
-        return in_time_s
-    return work.late_after_s + (1 - work.late_after_s / in_time_s) * late_s
+    steps, bounds_s = work.prediction.prefill_steps, [work.step_limits(wait_s)[1] for wait_s in (0.0, math.inf)]
+    in_time_s, late_s = (steps(size, 0, *decodes, most, one_s).seconds * num_tokens / size for one_s in bounds_s)
+    after_s = work.late_after_s
+    return after_s + (1 - after_s / in_time_s) * late_s if 0 < after_s < in_time_s else in_time_s
 
 
 def _link_of(load: LinkLoad) -> Link:

@@ -46,8 +46,8 @@ def test_greedy_tokens_do_not_depend_on_the_budget_of_chunks(
     chunks: list[int] = []
     cap = chunk_budget.StepChunkBudget.cap
 
-    def counting(budget: chunk_budget.StepChunkBudget, num_computed: int, num_new: int, age_s: float) -> int:
-        capped = cap(budget, num_computed, num_new, age_s)
+    def counting(budget: chunk_budget.StepChunkBudget, num_computed: int, num_new: int) -> int:
+        capped = cap(budget, num_computed, num_new)
         if budget.has_decodes:
             chunks.append(capped)
         return capped

@@ -155,8 +155,8 @@ def _misses_of_each(
     later_s = min(step_s + steps.added_s / max(facts.num_output_tokens, 1), longest_s)
     sigma, wait_s = prediction.decode_sigma, work.wait_s(facts.now_s)
     more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
-    # Those that had their first tokens too late have missed an aim, and cannot miss it once more. Those that will decode
-    # when the prompt's turn comes have them shortly before.
+    # Those that had their first tokens too late have missed an aim, and cannot miss it once more. Those that will
+    # decode when the prompt's turn comes have them shortly before.
     in_time = work.in_time_part * (1 - _lost_probability(wait_s, facts, prediction.prefill_sigma))
     if prefers_prompts:
         # Prompts that are queued already have made their gaps too long.
