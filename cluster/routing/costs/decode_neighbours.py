@@ -74,7 +74,7 @@ def _step_s(
     step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share)
     if queued_part <= 0:
         return step_s
-    # Larger chunks for late prompts would be true, make each choice better, and a burst worse (docs/decisions/0053).
+    # Larger chunks for late prompts would be true, make each choice better, and a burst worse (docs/decisions/0054).
     limits = work.step_limits()
     steps = prediction.prefill_steps(facts.num_tokens, 0, max(num_decodes, 1.0), num_context, *limits)
     return max(queued_part * steps.seconds / steps.num_steps + (1 - queued_part) * step_s, step_s)
