@@ -57,7 +57,8 @@ class Attempt:
         self._predecessors: list[EngineStream] = []
         self._lost_targets: list[EngineStream] = []
         # Times on the event loop's clock, for the request's record.
-        self._began_at = 0.0
+        self.began_at = 0.0
+        """When it was entered, on the event loop's clock. The times of its record count from here."""
         self._first_token_at: float | None = None
         self._moved_at: list[float] = []
         # Reads of several engines at once. A decode engine that is the only one left is read without a task.
@@ -65,7 +66,7 @@ class Attempt:
 
     async def __aenter__(self) -> Self:
         """Submit to both engines. The consumer comes first, because its reservation lets the producer start."""
-        self._began_at = _now_s()
+        self.began_at = _now_s()
         prefill, decode = self._route.prefill, self._route.decode
         if prefill is None:
             self._decode = EngineStream(decode, submission_alone(self._request, self._route))
@@ -166,8 +167,8 @@ class Attempt:
             prefill=None if prefill is None else EngineTimes.of(prefill.timings),
             decode=EngineTimes.of(self._decode.timings),
             prefill_failure=(prefill and prefill.failure) or "",
-            first_token_s=None if self._first_token_at is None else began_s + self._first_token_at - self._began_at,
-            moved_s=tuple(began_s + at - self._began_at for at in self._moved_at),
+            first_token_s=None if self._first_token_at is None else began_s + self._first_token_at - self.began_at,
+            moved_s=tuple(began_s + at - self.began_at for at in self._moved_at),
         )
 
     @property

@@ -139,7 +139,7 @@ class Recovery:
         self.attempt = attempt
         self.num_attempts += 1
         if self._record is not None:
-            self._record.begin(attempt.record, asyncio.get_running_loop().time())
+            self._record.begin(attempt.record, attempt.began_at)
         self._start(self._decisions.request, attempt.route)
 
     def _start(self, request: EngineCoreRequest, route: Route[EngineConnection]) -> None:
