@@ -132,8 +132,13 @@ class RunningRows:
         self.decoding_since_s[begins] = now_s
 
     def num_in_time(self, late_after_s: float) -> int:
-        """Return how many of those that decode had their first token within late_after_s of their arrival."""
-        return int(((self.decoding_since_s - self.arrival_s <= late_after_s) & (self.epochs > 0)).sum())
+        """Return how many of those that decode had their first token within late_after_s of their arrival.
+
+        Those that note_decoding() has not seen yet count as in time.
+        """
+        decodes = (self.epochs > 0) & (self.num_computed >= self.num_prompt)
+        is_new = self.decoding_since_s == np.inf
+        return int((decodes & (is_new | (self.decoding_since_s - self.arrival_s <= late_after_s))).sum())
 
     def due(self) -> tuple[np.ndarray, list[Request]]:
         """Return the requests with tokens to compute: the rows that decode one token each, and all other requests.

@@ -121,6 +121,15 @@ def test_steps_may_take_four_times_as_long_where_each_first_token_was_late(
     assert report.num_decodes_in_time == num_in_time
 
 
+def test_a_report_right_after_a_prompt_counts_its_request_as_in_time() -> None:
+    driver = Driver(scheduler_with(0.110, PER_TOKEN))
+    driver.scheduler.chunk_budget.set_aims(0.110, 2.0)
+    decoding(driver)
+    report = driver.scheduler.make_stats().load_report
+    assert report is not None
+    assert (report.num_decodes, report.num_decodes_in_time) == (1, 1)
+
+
 def test_the_role_may_change_while_the_engine_runs() -> None:
     driver = Driver(scheduler_with(0.110, PER_TOKEN, "both"))
     decoding(driver)
