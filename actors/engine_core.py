@@ -109,6 +109,8 @@ class EngineCore:
         self._inbox: deque[_Submission | _Abort | _Preload | _Question] = deque()
         self._refused: list[tuple[int, EngineCoreOutput]] = []
         self._num_taken: OrderedDict[int, int] = OrderedDict()
+        self.num_taken_from_all = 0
+        """How many requests of all clients were taken out of the inbox."""
 
     def submit(self, request: EngineCoreRequest, client_index: int = 0) -> None:
         """Queue a request; from any thread. A refusal comes back as the request's output."""
@@ -227,6 +229,7 @@ class EngineCore:
                 self._finish(command)
 
     def _add(self, submission: _Submission) -> None:
+        self.num_taken_from_all += 1
         self._num_taken[submission.client_index] = self._num_taken.get(submission.client_index, 0) + 1
         if len(self._num_taken) > _MAX_COUNTED_CLIENTS:
             self._num_taken.popitem(last=False)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
@@ -52,6 +53,12 @@ class _Engine:
     num_submitted_requests: int = 0
     num_prompt_tokens_computed: int = 0
     num_unfinished_requests: int = 0
+
+    def announce(self, work: SentWork) -> None:
+        """Tell nobody: there are no other ingresses."""
+
+    def announce_left(self, work: SentWork) -> None:
+        """Tell nobody: there are no other ingresses."""
 
 
 def main(num_choices: Annotated[int, typer.Option(help="Choices for each figure.")] = 2000) -> None:

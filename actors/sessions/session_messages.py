@@ -4,6 +4,7 @@ Both ends of a session run the same version of raypd, so messages are msgspec's 
 message is its Hello. Then the engine sends a message with the outputs of each step, and a heartbeat when there are
 none. To ingresses that ask, it also sends what its prefix cache has (block_messages.py). It acknowledges requests with
 Taken before it computes them: an engine that dies without having sent Taken has not died because of these requests.
+An ingress announces what work its requests bring, and when that has left; the engine tells that to all other ingresses.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Annotated, Final
 import msgspec
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.request import EngineCoreRequest, StatusChange
 from actors.sessions.block_messages import CachedBlocks, KVEvents, WatchBlocks
-from kv_transfer.message_ranges import MALFORMED, MAX_ITEMS, Clock, Count, Incarnation, Name
+from kv_transfer.message_ranges import MALFORMED, MAX_ITEMS, MAX_KINDS, Clock, Count, Incarnation, Name, Total
 
 SESSION_METHOD: Final = "/raypd.engine.v1.Engine/Session"
 MAX_MESSAGE_BYTES: Final = 64 * 2**20
@@ -67,6 +69,28 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     requests: Annotated[list[tuple[Name, Count]], msgspec.Meta(max_length=MAX_ITEMS)]
 
 
+class Announce(msgspec.Struct, frozen=True, tag="announce"):
+    """Says what work the newest requests of this client bring. Each request is announced after its Submit.
+
+    left: the work of requests that were announced and that the engine has no more
+    """
+
+    works: Annotated[list[SentWork], msgspec.Meta(max_length=MAX_KINDS)]
+    left: Annotated[list[SentWork], msgspec.Meta(max_length=MAX_KINDS)]
+
+
+class Announced(msgspec.Struct, frozen=True, tag="announced"):
+    """Tells a client what work another client has announced.
+
+    num_submitted: how many requests the engine had got by then, in the order of LoadReport.num_taken_from_all: once a
+                   report has that many, it counts these works
+    """
+
+    works: Annotated[list[SentWork], msgspec.Meta(max_length=MAX_KINDS)]
+    left: Annotated[list[SentWork], msgspec.Meta(max_length=MAX_KINDS)]
+    num_submitted: Total
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """Names the engine that answers. A client that expected another engine or incarnation closes the session."""
 
@@ -104,9 +128,9 @@ class _RequestName(msgspec.Struct, frozen=True):
     attempt: Count = 0
 
 
-ClientMessage = Submit | Abort | WatchBlocks
-ReceivedMessage = ReceivedSubmit | Abort | WatchBlocks
-EngineMessage = Hello | Taken | Outputs | KVEvents | CachedBlocks
+ClientMessage = Submit | Announce | Abort | WatchBlocks
+ReceivedMessage = ReceivedSubmit | Announce | Abort | WatchBlocks
+EngineMessage = Hello | Taken | Announced | Outputs | KVEvents | CachedBlocks
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_client_message: Final = msgspec.msgpack.Decoder(ReceivedMessage).decode

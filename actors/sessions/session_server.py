@@ -26,6 +26,8 @@ from actors.core.requests.request_status import FinishReason
 from actors.sessions.block_messages import CachedBlocks, KVEvents, WatchBlocks, event_messages
 from actors.sessions.session_messages import (
     SESSION_METHOD,
+    Announce,
+    Announced,
     EngineMessage,
     Hello,
     Outputs,
@@ -52,7 +54,7 @@ _GAP = KVEvents(2**62, 0)
 """A message that follows no other, so its receiver sees a gap."""
 
 
-_Message: TypeAlias = EngineCoreOutputs | Taken | KVEvents | CachedBlocks
+_Message: TypeAlias = EngineCoreOutputs | Taken | Announced | KVEvents | CachedBlocks
 
 
 class SessionEngine(Protocol):
@@ -172,6 +174,7 @@ class SessionServer:
         self._snapshot_turn = asyncio.Lock()
         self._is_watched = False
         """Whether any client has asked for the cached blocks."""
+        self._num_submitted = 0
         self._death = ""
         self._refused_messages = refused_messages or RefusedMessages()
 
@@ -303,6 +306,8 @@ class SessionServer:
                 message = decode_client_message(frame)
                 if isinstance(message, ReceivedSubmit):
                     self._submit(message.received(time.monotonic()), session)
+                elif isinstance(message, Announce):
+                    self._announce(message, session)
                 elif isinstance(message, WatchBlocks):
                     self._watch(session)
                 else:
@@ -326,8 +331,15 @@ class SessionServer:
                 requests.append(request)
         session.attempts.update((request.request_id, request.attempt) for request in requests)
         self._engine.submit(requests, session.client_index)
+        self._num_submitted += len(requests)
         if refusals:
             session.send(EngineCoreOutputs(others=refusals))
+
+    def _announce(self, message: Announce, session: _Session) -> None:
+        announced = Announced(message.works, message.left, self._num_submitted)
+        for other in self._sessions.values():
+            if other is not session:
+                other.send(announced)
 
     def _refuse(self, refused: RefusedRequest, session: _Session) -> EngineCoreOutput:
         session.num_refused += 1

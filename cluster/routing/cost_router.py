@@ -22,6 +22,7 @@ from typing import Final, cast
 import msgspec
 import xxhash
 
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import EngineLoad, EngineT, Route
@@ -36,7 +37,7 @@ from cluster.routing.costs.route_cost import (
 from cluster.routing.decision import Decision, LateDecision, Reason, RoutingMode
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from cluster.routing.fleet import Fleet
-from cluster.routing.load_book import EngineWork, LoadBook, SentWork
+from cluster.routing.load_book import EngineWork, LoadBook
 from cluster.routing.placements import Compared, Placement, describe, draw_placement, prefix_source
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.routing.prefixes.cached_prefix import CachedPrefix

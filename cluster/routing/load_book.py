@@ -2,9 +2,10 @@
 
 An engine reports twice a second over its session, whether the controller lives or not. A report says how many of this
 ingress's requests it counts; the later ones are added here, with the work that was predicted when they were sent. A
-request that has left the engine since the report is deducted again. So each ingress sees its own work at once, and all
-other ingresses' work with the next report. Until then, each of its own requests stands for as many as all ingresses
-send for each of its own (AllIngresses).
+request that has left the engine since the report is deducted again. What an ingress sends it announces to the engine,
+which tells all other ingresses at once; they add it until a report counts it. So each ingress sees its own work at
+once, and that of the others after the way of two messages: otherwise all would send to the engine that was idle when
+it reported.
 
 An engine that computes prompts half of the time delays those that decode there. So the book measures which part of its
 time each engine spends on prompts. An engine of role `prefill` is taken to spend its share of all engines' prompt work,
@@ -19,15 +20,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from weakref import ref
 
 from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.outputs.sent_work import SentWork
 from actors.core.steps.chunk_budget import ALL_LATE
 from actors.costs.step_cost_model import StepCostModel
-from cluster.routing.all_ingresses import AllIngresses
 from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from kv_transfer.link_load import LinkLoad
@@ -67,6 +68,12 @@ class ReportingEngine(Protocol):
     def num_submitted_requests(self) -> int:
         """How many requests were submitted on this session."""
 
+    def announce(self, work: SentWork) -> None:
+        """Tell the engine what the request brings that was submitted last, so that it tells the other ingresses."""
+
+    def announce_left(self, work: SentWork) -> None:
+        """Tell the engine what a request has brought that it has no more, so that it tells the other ingresses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -81,35 +88,11 @@ _UNKNOWN_LINK: Final = Link()
 
 
 @dataclass(frozen=True, slots=True)
-class SentWork:
-    """The work that a request brings to one engine.
-
-    num_computed_tokens: tokens of its prompt that this engine computes
-    prefill_s:           the time that takes, as predicted
-    num_context_tokens:  the request's tokens, if this engine decodes it; 0 if it does not
-    consumer:            the engine that this one hands the KV over to; None: it does not hand over
-    num_handoff_bytes:   the bytes of that handoff
-    """
-
-    num_computed_tokens: float = 0.0
-    prefill_s: float = 0.0
-    num_context_tokens: int = 0
-    consumer: str | None = None
-    num_handoff_bytes: float = 0.0
-
-    def num_blocks(self, block_size: int, num_state_blocks: int = 0) -> int:
-        """Return the number of blocks that the request takes at the engine at once, its recurrent state included."""
-        num_tokens = self.num_context_tokens + 1 if self.num_context_tokens else int(self.num_computed_tokens)
-        return -(-num_tokens // block_size) + (num_state_blocks if num_tokens else 0)
-
-
-@dataclass(frozen=True, slots=True)
 class _Sent:
-    """A request under way. factor: for how many requests of all ingresses it stands until the engine reports it"""
+    """A request under way. ordinal: its number among those that the engine's reports count, from 1 on"""
 
     ordinal: int
     work: SentWork
-    factor: float
 
 
 @dataclass(slots=True)
@@ -157,6 +140,8 @@ class EngineWork:
     num_prompt_tokens_computed: int = 0
     sent: dict[str, _Sent] = field(default_factory=dict)
     """The requests of this ingress that the engine has, by id."""
+    announced: list[_Sent] = field(default_factory=list)
+    """The requests of other ingresses that the newest report does not count."""
 
     def wait_s(self, now_s: float) -> float:
         """Return the time until the queue of prompts is empty."""
@@ -178,10 +163,11 @@ class EngineWork:
         """Return the number of blocks that a request takes here at once."""
         return sent.num_blocks(self.block_size, self.num_state_blocks)
 
-    def sent_since(self) -> list[_Sent]:
-        """Return the requests that the newest report does not count."""
+    def sent_since(self) -> list[SentWork]:
+        """Return the work of the requests, of all ingresses, that the newest report does not count."""
         num_taken = self.report.num_taken_requests
-        return [one for one in self.sent.values() if one.ordinal > num_taken]
+        own = [one.work for one in self.sent.values() if one.ordinal > num_taken]
+        return [*own, *(one.work for one in self.announced)]
 
 
 class Watcher(Protocol):
@@ -200,7 +186,6 @@ class LoadBook:
         self._works: dict[EngineKey, EngineWork] = {}
         self._families: dict[Hashable, _Family] = {}
         self._family_of: dict[EngineKey, _Family] = {}
-        self._all_ingresses = AllIngresses()
         # A router that nobody uses any more, as its model version has left, is not kept for this.
         self._watchers: list[ref[Watcher]] = []
 
@@ -234,7 +219,7 @@ class LoadBook:
     def num_blocks_sent(self, engine: EngineKey) -> int:
         """Return the blocks that the requests take which an engine's newest report does not count."""
         work = self._works.get(engine)
-        return 0 if work is None else sum(work.blocks_of(one.work) for one in work.sent_since())
+        return 0 if work is None else sum(map(work.blocks_of, work.sent_since()))
 
     def note_report(self, session: ReportingEngine) -> None:
         """Take in the newest report of a session, unless it is known."""
@@ -243,6 +228,7 @@ class LoadBook:
             # The engine counts the requests of each session from zero; those of an earlier session are gone.
             if work.session is not None:
                 work.sent.clear()
+                work.announced.clear()
             work.session, work.report = session, LoadReport()
         is_new = session.step_costs is not work.step_costs and session.step_costs != work.step_costs
         if is_new or work.prediction is None:
@@ -256,13 +242,35 @@ class LoadBook:
         self._tell(work)
 
     def note_sent(self, engine: EngineDescriptor, request_id: str, sent: SentWork) -> None:
-        """Add a request's work to an engine that the request was just submitted to."""
+        """Add a request's work to an engine that the request was just submitted to, and announce it there."""
         work = self.work_of(engine)
-        ordinal = 0 if work.session is None else work.session.num_submitted_requests
-        one = work.sent[request_id] = _Sent(ordinal, sent, self._all_ingresses.factor)
-        work.queue_end_s = max(work.queue_end_s, self.clock()) + one.factor * sent.prefill_s
-        _add(work, one)
-        self._tell(work)
+        ordinal = 0
+        if work.session is not None:
+            ordinal = work.session.num_submitted_requests
+            work.session.announce(sent)
+        work.sent[request_id] = _Sent(ordinal, sent)
+        self._add(work, sent)
+
+    def note_announced(
+        self, session: ReportingEngine, num_submitted: int, works: Sequence[SentWork], left: Sequence[SentWork] = ()
+    ) -> None:
+        """Add the work of requests that another ingress has submitted to an engine, and deduct that of others.
+
+        num_submitted: a report counts `works` if its num_taken_from_all is at least this
+        left:          of requests that the engine has no more
+        """
+        work = self.work_of(session.descriptor)
+        if session is not work.session:
+            return
+        for sent in works if num_submitted > work.report.num_taken_from_all else ():
+            work.announced.append(_Sent(num_submitted, sent))
+            self._add(work, sent)
+        for sent in left:
+            # Which of two requests with equal work has left makes no difference.
+            new = next((one for one in work.announced if one.work == sent), None)
+            if new is not None:
+                work.announced.remove(new)
+            self._deduct(work, sent, is_reported=new is None)
 
     def note_left(self, engine: EngineKey, request_id: str) -> None:
         """Deduct a request that has ended, was aborted, or has failed at an engine. Unknown ones are ignored."""
@@ -270,14 +278,22 @@ class LoadBook:
         entry = None if work is None else work.sent.pop(request_id, None)
         if work is None or entry is None:
             return
-        sent, is_reported = entry.work, entry.ordinal <= work.report.num_taken_requests
-        factor = 1.0 if is_reported else entry.factor
+        if work.session is not None and entry.work.num_context_tokens:
+            work.session.announce_left(entry.work)
+        self._deduct(work, entry.work, is_reported=entry.ordinal <= work.report.num_taken_requests)
+
+    def _deduct(self, work: EngineWork, sent: SentWork, *, is_reported: bool) -> None:
         if sent.num_context_tokens:
-            work.num_decodes = max(work.num_decodes - factor, 0)
+            work.num_decodes = max(work.num_decodes - 1, 0)
             work.num_coming_decodes = min(work.num_coming_decodes, work.num_decodes)
-            work.num_context_tokens = max(work.num_context_tokens - factor * sent.num_context_tokens, 0)
+            work.num_context_tokens = max(work.num_context_tokens - sent.num_context_tokens, 0)
         if not is_reported:
-            work.num_free_blocks += factor * work.blocks_of(sent)
+            work.num_free_blocks += work.blocks_of(sent)
+        self._tell(work)
+
+    def _add(self, work: EngineWork, sent: SentWork) -> None:
+        work.queue_end_s = max(work.queue_end_s, self.clock()) + sent.prefill_s
+        _add(work, sent)
         self._tell(work)
 
     def _take_share(self, work: EngineWork, session: ReportingEngine) -> None:
@@ -294,11 +310,8 @@ class LoadBook:
         work.prompt_share = min(family.share(work.key), MAX_PROMPT_SHARE)
 
     def _take(self, work: EngineWork, report: LoadReport) -> None:
-        num_own = report.num_taken_requests - work.report.num_taken_requests
-        num_all = report.num_taken_from_all - work.report.num_taken_from_all
-        if work.report.number:
-            self._all_ingresses.note(num_own, num_all, self.clock())
         work.report, work.reported_at_s = report, self.clock()
+        work.announced = [one for one in work.announced if one.ordinal > report.num_taken_from_all]
         work.num_blocks = report.num_blocks
         work.block_size = report.block_size or DEFAULT_BLOCK_SIZE
         work.num_state_blocks = report.num_state_blocks
@@ -310,7 +323,7 @@ class LoadBook:
         work.links, work.reported_links = {}, {link.peer: link for link in report.links}
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens
-        sent_s = sum(one.factor * one.work.prefill_s for one in work.sent_since())
+        sent_s = sum(sent.prefill_s for sent in work.sent_since())
         work.queue_end_s = work.reported_at_s + queue_seconds(work, num_tokens) + sent_s
 
     def _sum_up(self, work: EngineWork) -> None:
@@ -322,8 +335,8 @@ class LoadBook:
         work.num_coming_decodes = float(report.num_coming_decodes)
         work.num_decodes = report.num_decodes + report.num_coming_decodes
         work.num_context_tokens = report.num_decode_context_tokens + report.num_coming_context_tokens
-        for one in work.sent_since():
-            _add(work, one)
+        for sent in work.sent_since():
+            _add(work, sent)
 
     def _tell(self, work: EngineWork) -> None:
         for known in self._watchers:
@@ -387,14 +400,13 @@ def _link_of(load: LinkLoad) -> Link:
     )
 
 
-def _add(work: EngineWork, one: _Sent) -> None:
-    sent, factor = one.work, one.factor
+def _add(work: EngineWork, sent: SentWork) -> None:
     if sent.num_context_tokens:
-        work.num_decodes += factor
-        work.num_coming_decodes += factor
-        work.num_context_tokens += factor * sent.num_context_tokens
-    work.num_free_blocks -= factor * work.blocks_of(sent)
+        work.num_decodes += 1
+        work.num_coming_decodes += 1
+        work.num_context_tokens += sent.num_context_tokens
+    work.num_free_blocks -= work.blocks_of(sent)
     if sent.consumer is not None and sent.num_handoff_bytes:
         link = work.link_to(sent.consumer)
-        queued = link.num_queued_bytes + factor * sent.num_handoff_bytes
+        queued = link.num_queued_bytes + sent.num_handoff_bytes
         work.links[sent.consumer] = Link(queued, link.bytes_per_s, link.round_trip_s)

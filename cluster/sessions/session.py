@@ -18,6 +18,7 @@ import grpc
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
 from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.request import EngineCoreRequest
 from actors.costs.step_cost_model import StepCostModel
 from actors.sessions.block_messages import CachedBlocks, KVEvents, WatchBlocks
@@ -25,6 +26,8 @@ from actors.sessions.session_messages import (
     MAX_MESSAGE_BYTES,
     SESSION_METHOD,
     Abort,
+    Announce,
+    Announced,
     ClientMessage,
     EngineMessage,
     Hello,
@@ -92,6 +95,8 @@ class EngineSession:
         self._submissions: list[RequestStream] = []
         self._untaken: deque[list[RequestStream]] = deque()
         """The requests that were sent and that the engine has not acknowledged, one list for each message."""
+        self._announced: list[SentWork] = []
+        self._announced_left: list[SentWork] = []
         self._aborts: list[tuple[str, int]] = []
         self._has_outgoing = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
@@ -223,6 +228,18 @@ class EngineSession:
         self._has_outgoing.set()
         return stream
 
+    def announce(self, work: SentWork) -> None:
+        """Tell the engine what work the request brings that was submitted last; it tells the other ingresses."""
+        if self._lost is None:
+            self._announced.append(work)
+            self._has_outgoing.set()
+
+    def announce_left(self, work: SentWork) -> None:
+        """Tell the engine what work a request has brought that it has no more; it tells the other ingresses."""
+        if self._lost is None:
+            self._announced_left.append(work)
+            self._has_outgoing.set()
+
     def abort(self, request_id: str) -> None:
         """Abort the request on the engine and end its stream. Unknown and finished requests are ignored."""
         stream = self._streams.pop(request_id, None)
@@ -239,12 +256,16 @@ class EngineSession:
             await self._has_outgoing.wait()
             self._has_outgoing.clear()
             submissions, self._submissions = self._submissions, []
+            announced, self._announced = self._announced, []
+            left, self._announced_left = self._announced_left, []
             aborts, self._aborts = self._aborts, []
             is_watch_due, self._is_watch_due = self._is_watch_due, False
             try:
                 for streams in _messages(submissions):
                     self._untaken.append(streams)
                     await call.write(Submit([stream.request for stream in streams], time.monotonic()))
+                if announced or left:
+                    await call.write(Announce(announced, left))
                 if aborts:
                     await call.write(Abort(aborts))
                 if is_watch_due:
@@ -263,6 +284,9 @@ class EngineSession:
                 elif isinstance(message, KVEvents | CachedBlocks):
                     if self._blocks is not None:
                         self._blocks.take(message)
+                elif isinstance(message, Announced):
+                    if self._load_book is not None:
+                        self._load_book.note_announced(self, message.num_submitted, message.works, message.left)
                 elif self._untaken:
                     for stream in self._untaken.popleft():
                         stream.is_taken = True

@@ -17,11 +17,12 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutputs
+from actors.core.outputs.sent_work import SentWork
 from cluster.routing.decision import Decision
 from cluster.simulation.cluster_spec import ClusterSpec
 from cluster.simulation.engines.counted_tokens import check_block_size
@@ -122,7 +123,7 @@ class Simulation:
         self._is_enough: Callable[[], bool] = lambda: False
         self._decisions: list[Decision] | None = [] if keep_decisions else None
         self._ingresses = [
-            SimulatedIngress(number, spec, self._events, self._on_end, self._decisions)
+            SimulatedIngress(number, spec, self._events, self._on_end, self._decisions, self._announce)
             for number in range(spec.num_ingresses)
         ]
         self._fleet = SimulatedFleet(
@@ -200,6 +201,15 @@ class Simulation:
 
     def _deliver(self, engine: SimulatedEngine, ingress: int, outputs: EngineCoreOutputs) -> None:
         self._ingresses[ingress].on_outputs(engine, outputs)
+
+    def _announce(
+        self, number: int, engine: SimulatedEngine, works: Sequence[SentWork], left: Sequence[SentWork]
+    ) -> None:
+        """Let an engine tell all ingresses but the one with this number what that one has sent, and what has left."""
+        num_submitted, due_s = engine.num_taken.total(), self._events.now_s + self._spec.stats_delay_s
+        for ingress in self._ingresses:
+            if ingress.number != number and not engine.is_stopped:
+                self._events.at(due_s, ingress.on_announced, engine, num_submitted, works, left)
 
     # -- what operators ask for ----------------------------------------------------------------------------------
 

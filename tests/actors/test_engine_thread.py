@@ -39,6 +39,10 @@ class FakeCore:
     def num_taken_by_client(self) -> dict[int, int]:
         return {3: self.num_requests}
 
+    @property
+    def num_taken_from_all(self) -> int:
+        return self.num_requests
+
     def seconds_to_next_deadline(self) -> None:
         return None
 

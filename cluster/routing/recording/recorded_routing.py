@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.block_hash import BlockHashKey
 from actors.core.requests.request import EngineCoreRequest
 from actors.recording.decision_digest import value_digest
@@ -29,6 +30,7 @@ from cluster.routing.prefixes.prefix_index import BlockKeys, PrefixIndex
 from cluster.routing.recording.router_events import (
     CODEC,
     VERSION,
+    Announced,
     Chosen,
     IndexCall,
     IndexMade,
@@ -181,6 +183,20 @@ class RecordedLoadBook(LoadBook):
         recorder.clock.begin()
         super().note_report(session)
         recorder.note(Reported(recorder.number_of(session), states, recorder.clock.end()))
+
+    def note_announced(
+        self, session: ReportingEngine, num_submitted: int, works: Sequence[SentWork], left: Sequence[SentWork] = ()
+    ) -> None:
+        """Add and deduct the work of other ingresses' requests; see LoadBook."""
+        recorder = self._recorder
+        if not recorder.is_open:
+            super().note_announced(session, num_submitted, works, left)
+            return
+        states = recorder.states_of([session])
+        recorder.clock.begin()
+        super().note_announced(session, num_submitted, works, left)
+        number, clock_s = recorder.number_of(session), recorder.clock.end()
+        recorder.note(Announced(number, num_submitted, tuple(works), tuple(left), states, clock_s))
 
     def keep(self, engines: Collection[EngineKey]) -> None:
         """Forget engines that are not among these; see LoadBook."""

@@ -13,6 +13,7 @@ from typing import Annotated, Final, TypeAlias
 from msgspec import Meta
 
 from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.request import EngineCoreRequest
 from actors.costs.step_cost_model import StepCostModel
 from actors.ranks.rank_codec import RankCodec
@@ -22,7 +23,7 @@ from cluster.routing.engine_connection import EngineDescriptor
 from kv_transfer.message_ranges import MAX_ITEMS, Bulk, Count, Incarnation, ShortBytes, TokenIds, Total, WireName
 from kv_transfer.params import PrefixSource
 
-VERSION: Final = 1
+VERSION: Final = 2
 _Key: TypeAlias = tuple[WireName, Incarnation]
 _Numbers: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
 
@@ -76,6 +77,18 @@ class Reported:
     """The load book took in the newest report of a session."""
 
     session: Count
+    states: States
+    clock_s: Clocks
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """The load book was told what other ingresses have sent to a session's engine; see LoadBook.note_announced()."""
+
+    session: Count
+    num_submitted: Total
+    works: Annotated[tuple[SentWork, ...], Meta(max_length=MAX_ITEMS)]
+    left: Annotated[tuple[SentWork, ...], Meta(max_length=MAX_ITEMS)]
     states: States
     clock_s: Clocks
 
@@ -180,6 +193,8 @@ class Left:
 
 
 RouterEvent: TypeAlias = (
-    RouterHeader | IndexMade | RouterMade | Reported | Kept | IndexTold | Chosen | Started | Over | Left
+    RouterHeader | IndexMade | RouterMade | Reported | Announced | Kept | IndexTold | Chosen | Started | Over | Left
 )
-CODEC: Final = RankCodec((RouterHeader, IndexMade, RouterMade, Reported, Kept, IndexTold, Chosen, Started, Over, Left))
+CODEC: Final = RankCodec(
+    (RouterHeader, IndexMade, RouterMade, Reported, Announced, Kept, IndexTold, Chosen, Started, Over, Left)
+)

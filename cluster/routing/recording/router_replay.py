@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.block_hash import BlockHashKey
 from actors.core.requests.request import EngineCoreRequest
 from actors.costs.step_cost_model import StepCostModel
@@ -25,6 +26,7 @@ from cluster.routing.prefixes.prefix_index import PrefixIndex
 from cluster.routing.recording.router_events import (
     CODEC,
     VERSION,
+    Announced,
     Chosen,
     IndexCall,
     IndexMade,
@@ -69,6 +71,12 @@ class _Session:
         self.load_report = state.load_report or self.load_report
         self.step_costs = state.step_costs or self.step_costs
 
+    def announce(self, work: SentWork) -> None:
+        """Tell nobody: there are no other ingresses."""
+
+    def announce_left(self, work: SentWork) -> None:
+        """Tell nobody: there are no other ingresses."""
+
 
 class _ReplayedRouting:
     """The routers of an ingress, which get the calls that the records have. Implements Replayed."""
@@ -97,7 +105,7 @@ class _ReplayedRouting:
             case Kept():
                 self._book.keep(event.engines)
                 return False
-            case Reported() | IndexTold() | Chosen() | Started() | Over() | Left():
+            case Reported() | Announced() | IndexTold() | Chosen() | Started() | Over() | Left():
                 self._clock.load(event.clock_s)
             case _:
                 raise ValueError("a second header")
@@ -105,6 +113,10 @@ class _ReplayedRouting:
             case Reported():
                 self._note(event.states)
                 self._book.note_report(self._sessions[event.session])
+            case Announced():
+                self._note(event.states)
+                session = self._sessions[event.session]
+                self._book.note_announced(session, event.num_submitted, event.works, event.left)
             case IndexTold():
                 self._tell_index(event)
             case Chosen():

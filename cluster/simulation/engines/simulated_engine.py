@@ -85,7 +85,8 @@ class SimulatedEngine:
         self._around = around
         self._events = around.events
         self._hasher = WorkloadHasher(spec.block_size)
-        self._num_taken: Counter[int] = Counter()
+        self.num_taken: Counter[int] = Counter()
+        """How many requests of each ingress were taken in."""
         self._link_loads: tuple[LinkLoad, ...] = ()
         self._slowness, self._stopped_until_s = 1.0, 0.0
         self._version = 0
@@ -153,7 +154,7 @@ class SimulatedEngine:
         if self.is_dead:
             return
         self._interrupt()
-        self._num_taken[ingress] += 1
+        self.num_taken[ingress] += 1
         now_s = self._events.now_s
         self.scheduler.add_request(Request.from_engine_core_request(request, ingress, self._hasher, now_s=now_s))
         self._wake()
@@ -179,9 +180,9 @@ class SimulatedEngine:
             self._link_loads = links
             scheduler.remote.transfer_stats = TransferStats(link_loads=links)
         prefix = scheduler.kv_cache_manager.prefix_cache_stats
-        num_taken = self._num_taken.total()
-        bound_s = scheduler.chunk_budget.bound_s
-        return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, prefix, num_taken, bound_s)
+        counts, budget = (prefix, self.num_taken.total()), scheduler.chunk_budget
+        bounds_s = budget.bound_s, budget.late_after_s
+        return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, *counts, *bounds_s)
 
     def stats(self) -> SchedulerStats:
         """Return the engine's counters, its load and its cost model, as the controller gets them."""
@@ -197,10 +198,6 @@ class SimulatedEngine:
     def is_idle(self) -> bool:
         """Whether the engine has no request, and no transfer holds blocks."""
         return not self.scheduler.has_requests()
-
-    def num_taken_from(self, ingress: int) -> int:
-        """Return how many requests of an ingress were taken in."""
-        return self._num_taken[ingress]
 
     def take_kv_events(self) -> KVEventBatch | None:
         """Return what entered and left the prefix cache since the last call."""

@@ -48,7 +48,7 @@ class EngineReports:
         report, kv_events = engine.load_report(), engine.take_kv_events()
         num_waiting = engine.num_waiting_requests
         for ingress, session in sessions:
-            num_taken = engine.num_taken_from(ingress.number)
+            num_taken = engine.num_taken[ingress.number]
             is_own = num_taken == report.num_taken_requests
             own = report if is_own else replace(report, num_taken_requests=num_taken)
             if self._spec.stats_delay_s > 0:

@@ -6,12 +6,13 @@ engines' outputs are taken in, and if its decode engine fails it goes on elsewhe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 from actors.core.blocks.kv_events import KVEventBatch
 from actors.core.outputs.engine_core_outputs import EndCause, EngineCoreOutput, EngineCoreOutputs
 from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from actors.core.requests.sampling_params import SamplingParams
@@ -51,9 +52,16 @@ class SimulatedIngress:
         events: EventQueue,
         on_end: Callable[[int, SimulatedRequest], None],
         decisions: list[Decision] | None,
+        tell_others: Callable[[int, SimulatedEngine, Sequence[SentWork], Sequence[SentWork]], None],
     ) -> None:
-        """on_end: takes what became of a request, with its index; decisions: collects routing decisions if wanted"""
+        """Know no engine yet.
+
+        on_end:      takes what became of a request, with its index
+        decisions:   collects routing decisions if wanted
+        tell_others: takes what the ingress with a number has sent to an engine, and what has left it, for the others
+        """
         self.number = number
+        self._tell_others = partial(tell_others, number)
         self._spec = spec
         self._events = events
         self._on_end = on_end
@@ -91,7 +99,7 @@ class SimulatedIngress:
         if blocks.on_size(spec.num_blocks, spec.block_size):
             for part in engine.cache_snapshot():
                 blocks.take(part)
-        session = SimulatedSession(engine, self.number, blocks)
+        session = SimulatedSession(engine, self.number, blocks, self._tell_others)
         self._sessions = [*self._sessions, session]
         self._serving = [*self._serving, session]
         self._book.note_report(session)
@@ -145,6 +153,14 @@ class SimulatedIngress:
             for message in event_messages(events):
                 session.blocks.take(message)
         self._book.note_report(session)
+
+    def on_announced(
+        self, engine: SimulatedEngine, num_submitted: int, works: Sequence[SentWork], left: Sequence[SentWork]
+    ) -> None:
+        """Take in what another ingress has sent to an engine, and what has left; see LoadBook.note_announced()."""
+        session = self._session_of(engine)
+        if session is not None:
+            self._book.note_announced(session, num_submitted, works, left)
 
     def knows(self, engine: SimulatedEngine) -> bool:
         """Whether there is a session with an engine."""

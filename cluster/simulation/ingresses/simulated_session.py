@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.request import EngineCoreRequest
 from actors.costs.step_cost_model import StepCostModel
 from cluster.routing.engine_connection import EngineDescriptor
@@ -16,6 +18,7 @@ from cluster.simulation.engines.simulated_engine import SimulatedEngine
 class SimulatedSession:
     """One ingress's session with one incarnation of an engine: what routers see of it.
 
+    tell_others:          takes what this ingress has sent last, and what has left, for the other ingresses
     num_waiting_requests: requests that waited there at the newest report
     reported_at_s:        when that report came
     """
@@ -23,6 +26,7 @@ class SimulatedSession:
     engine: SimulatedEngine
     ingress: int
     blocks: EngineBlocks
+    tell_others: Callable[[SimulatedEngine, Sequence[SentWork], Sequence[SentWork]], None]
     load_report: LoadReport | None = None
     num_waiting_requests: int = 0
     reported_at_s: float = 0.0
@@ -41,6 +45,14 @@ class SimulatedSession:
         self.num_submitted_requests += 1
         self.num_unfinished_requests += 1
         self.engine.submit(request, self.ingress)
+
+    def announce(self, work: SentWork) -> None:
+        """Let the engine tell the other ingresses what work the request brings that was sent last."""
+        self.tell_others(self.engine, [work], [])
+
+    def announce_left(self, work: SentWork) -> None:
+        """Let the engine tell the other ingresses what work a request has brought that it has no more."""
+        self.tell_others(self.engine, [], [work])
 
     def stats(self) -> tuple[SchedulerStats, float] | None:
         """Return the counters that moves depend on, as of the newest report, and when they came; None before one."""

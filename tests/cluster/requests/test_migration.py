@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
+from actors.core.outputs.sent_work import SentWork
 from cluster.requests.migration import MigrationPlanner, PreemptedRequest, Target, choose_target
 from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
-from cluster.routing.load_book import LoadBook, SentWork
+from cluster.routing.load_book import LoadBook
 from tests.cluster.routing.cost_setup import engine
 from tests.fakes import FakeEngine
 

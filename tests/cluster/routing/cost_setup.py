@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
@@ -50,6 +51,14 @@ class FakeEngine:
     num_submitted_requests: int = 0
     num_prompt_tokens_computed: int = 0
     num_unfinished_requests: int = 0
+    announced: list[SentWork] = field(default_factory=list)
+    left: list[SentWork] = field(default_factory=list)
+
+    def announce(self, work: SentWork) -> None:
+        self.announced.append(work)
+
+    def announce_left(self, work: SentWork) -> None:
+        self.left.append(work)
 
     def reports(self, **numbers: int | tuple[LinkLoad, ...]) -> None:
         """Make the next report; what is not named is as in an idle engine. Each decode has 1000 tokens of context."""
@@ -63,6 +72,7 @@ class FakeEngine:
             max_num_batched_tokens=2048,
             max_num_seqs=256,
             num_taken_requests=self.num_submitted_requests,
+            num_taken_from_all=self.num_submitted_requests,
         )
         report = replace(idle, **numbers)  # type: ignore[arg-type]  # The names are the report's.
         context = report.num_decode_context_tokens or 1000 * report.num_decodes

@@ -4,10 +4,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.core.outputs.sent_work import SentWork
 from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import decode_cost, prompt_cost
 from cluster.routing.fleet import NUM_CANDIDATES, Fleet, Use
-from cluster.routing.load_book import LoadBook, SentWork
+from cluster.routing.load_book import LoadBook
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
 from kv_transfer.links.link_compatibility import PairingFacts
 from tests.cluster.routing.cost_setup import Clock, FakeEngine, engine

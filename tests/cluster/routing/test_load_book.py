@@ -2,7 +2,8 @@ import gc
 
 import pytest
 
-from cluster.routing.load_book import DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S, EngineWork, LoadBook, SentWork
+from actors.core.outputs.sent_work import SentWork
+from cluster.routing.load_book import DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S, EngineWork, LoadBook
 from kv_transfer.link_load import LinkLoad
 from tests.cluster.routing.cost_setup import BLOCK_SIZE, Clock, FakeEngine, cost_model, engine
 
@@ -85,6 +86,77 @@ def test_requests_that_wait_at_the_engine_count_as_decodes_whichever_ingress_has
     work = book.work_of(one.descriptor)
     assert (work.num_decodes, work.num_context_tokens) == (4, 1300)
     assert work.queue_end_s > clock()
+
+
+def test_what_another_ingress_has_sent_counts_until_a_report_has_it() -> None:
+    one = engine("both-0", num_taken_from_all=10)
+    book, clock = _book(one)
+    work = book.work_of(one.descriptor)
+    free = work.num_free_blocks
+    book.note_announced(one, 12, [_DECODES, _DECODES])
+    assert (work.num_decodes, work.num_coming_decodes, work.num_context_tokens) == (2, 2, 200)
+    assert work.num_free_blocks == free - 14
+    assert book.num_blocks_sent(one.descriptor.key) == 14
+    assert work.queue_end_s == clock() + 1.0
+    one.reports(num_taken_from_all=11, num_decodes=1, num_decode_context_tokens=100)
+    book.note_report(one)
+    assert (work.num_decodes, work.num_context_tokens) == (3, 300), "both were announced as the twelfth"
+    one.reports(num_taken_from_all=12, num_decodes=2, num_decode_context_tokens=200)
+    book.note_report(one)
+    assert (work.num_decodes, work.num_context_tokens) == (2, 200)
+    book.note_announced(one, 12, [_DECODES])
+    assert work.num_decodes == 2, "the report has come first"
+
+
+def test_what_has_left_of_another_ingress_counts_no_more() -> None:
+    one = engine("both-0", num_decodes=2, num_decode_context_tokens=200, num_taken_from_all=2)
+    book, _ = _book(one)
+    work = book.work_of(one.descriptor)
+    free = work.num_free_blocks
+    book.note_announced(one, 3, [_DECODES])
+    book.note_announced(one, 3, [], [_DECODES])
+    assert (work.num_decodes, work.num_context_tokens, work.num_free_blocks) == (2, 200, free)
+    assert not work.announced
+    book.note_announced(one, 3, [], [_DECODES, _DECODES, _DECODES])
+    assert (work.num_decodes, work.num_context_tokens) == (0, 0)
+    assert work.num_free_blocks == free, "the report has counted their blocks"
+
+
+def test_what_leaves_is_announced_if_it_decoded() -> None:
+    one = engine("prefill-0")
+    book, _ = _book(one)
+    _send(book, one, "a")
+    _send(book, one, "prompt", SentWork(num_computed_tokens=100, prefill_s=0.5))
+    for name in ("prompt", "a", "a"):
+        book.note_left(one.descriptor.key, name)
+    assert one.left == [_DECODES]
+
+
+def test_a_link_is_as_full_as_all_ingresses_make_it() -> None:
+    one = engine("prefill-0")
+    book, _ = _book(one)
+    book.note_announced(one, 1, [SentWork(10, 0.1, consumer="decode-0", num_handoff_bytes=500)])
+    assert book.work_of(one.descriptor).link_to("decode-0").num_queued_bytes == 500
+
+
+def test_what_is_sent_is_announced() -> None:
+    one = engine("both-0")
+    book, _ = _book(one)
+    _send(book, one, "a")
+    assert one.announced == [_DECODES]
+
+
+def test_what_was_announced_to_an_earlier_session_counts_no_more() -> None:
+    one = engine("both-0")
+    book, _ = _book(one)
+    work = book.work_of(one.descriptor)
+    book.note_announced(one, 5, [_DECODES])
+    again = engine("both-0")
+    book.note_announced(again, 6, [_DECODES])
+    assert work.num_decodes == 1, "a session that has not reported is not known yet"
+    again.reports()
+    book.note_report(again)
+    assert work.num_decodes == 0
 
 
 def test_a_request_that_has_left_counts_no_more_before_the_next_report() -> None:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from actors.core.outputs.scheduler_stats import LoadReport
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.request import EngineCoreRequest
 from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import StepShape
@@ -117,6 +118,10 @@ class Ingress:
         self.sessions: list[FakeEngine] = [engine(one.name, cost_model(one.slowness)) for one in engines]
         self.cluster = Cluster(*self.sessions, clock=clock)
 
+    def hear_of_others(self, index: int, num_taken: int, works: Sequence[SentWork], left: Sequence[SentWork]) -> None:
+        """Take in what an engine tells of other ingresses' requests."""
+        self.cluster.book.note_announced(self.sessions[index], num_taken, works, left)
+
     def hear(self, index: int, report: LoadReport, num_taken: int, num_computed: int) -> None:
         """Take in what an engine reports."""
         session = self.sessions[index]
@@ -214,6 +219,7 @@ class World:
 
         def on_end() -> None:
             cluster.end(wanted, route, wanted.sampling_params.max_tokens)
+            self._tell_others(number)
             self.latencies_s.append(decode.now_s - began_s)
 
         first = decode if route.prefill is None else self._by_id[route.prefill.descriptor.engine_id]
@@ -222,7 +228,16 @@ class World:
         first.prompts.append(Job(num_tokens, num_tokens, wanted.sampling_params.max_tokens, on_end, consumer))
         for one in {first, decode}:
             one.num_taken += 1
+        self._tell_others(number)
         self.sent.append(Sent(began_s, route, number))
+
+    def _tell_others(self, number: int) -> None:
+        for index, session in enumerate(self.ingresses[number].sessions):
+            works, session.announced = session.announced, []
+            left, session.left = session.left, []
+            for other in self.ingresses if works or left else ():
+                if other is not self.ingresses[number]:
+                    other.hear_of_others(index, self.engines[index].num_taken, works, left)
 
     def _advance(self, to_s: float) -> None:
         while self._next_report_s <= to_s:

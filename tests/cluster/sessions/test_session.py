@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import grpc
@@ -17,6 +18,7 @@ import pytest
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, EngineCoreOutputs
 from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest, FinishReason, PromptEmbeds
 from actors.core.requests.sampling_params import SamplingParams
@@ -155,6 +157,45 @@ async def test_load_reports_say_which_requests_they_count(monkeypatch: pytest.Mo
         assert load == replace(served.engine.load, num_taken_requests=3)
         assert book.work_of(served.descriptor).num_free_blocks == load.num_free_blocks == 3
         await session.close()
+
+
+def _has_reported(session: EngineSession) -> bool:
+    return session.load_report is not None
+
+
+async def _until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110  # Nothing tells of what a load book takes in.
+        await asyncio.sleep(0.001)
+
+
+async def test_ingresses_hear_at_once_what_the_others_have_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_server, "_HEARTBEAT_S", 0.01)
+    works = [SentWork(100, 0.5, 100), SentWork(200, 0.7, consumer="decode-1", num_handoff_bytes=1e6)]
+    async with serving() as served, asyncio.timeout(_TIMEOUT_S):
+        books = [LoadBook() for _ in range(3)]
+        sessions = [EngineSession(served.descriptor, member(), timeout_s=60.0, load_book=book) for book in books]
+        for session in sessions:
+            await session.open()
+        for session in sessions:
+            await _until(partial(_has_reported, session))
+        own, *others = (book.work_of(served.descriptor) for book in books)
+        sessions[1].submit(request("before"))
+        await served.engine.next_command()
+        assert not any(one.announced for one in (own, *others)), "nothing was announced"
+        for name, work in zip("ab", works, strict=True):
+            sessions[0].submit(request(name))
+            books[0].note_sent(served.descriptor, name, work)
+        await _until(lambda: all(len(one.announced) == 2 for one in others))
+        assert [one.work for one in others[0].announced] == works
+        assert {one.ordinal for one in others[0].announced} == {3}, "the engine has got three requests by then"
+        assert (own.num_decodes, others[1].num_decodes) == (1, 1)
+        assert not own.announced
+        served.engine.load = replace(served.engine.load, number=6, num_taken_from_all=3, num_decodes=1)
+        await _until(lambda: not others[0].announced and not others[1].announced)
+        books[0].note_left(served.descriptor.key, "a")
+        await _until(lambda: others[0].num_decodes == others[1].num_decodes == 0)
+        for session in sessions:
+            await session.close()
 
 
 async def test_large_requests_do_not_add_up_to_a_message_that_nobody_takes() -> None:

@@ -15,6 +15,7 @@ Tests of cluster/simulation/workloads/workload_request.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import msgspec
@@ -24,12 +25,14 @@ from hypothesis import strategies as st
 
 from actors.config import SchedulerConfig
 from actors.core.outputs.model_runner_output import ModelRunnerOutput
+from actors.core.outputs.sent_work import SentWork
 from actors.core.scheduler import Scheduler
-from cluster.routing.all_ingresses import AllIngresses
 from cluster.routing.decision import RoutingMode, Way
 from cluster.simulation.engines import simulated_engine
 from cluster.simulation.engines.decode_run import has_work
+from cluster.simulation.engines.simulated_engine import SimulatedEngine
 from cluster.simulation.faults.fault import Fault, KillEngine, Partition, SlowEngine, StopEngine
+from cluster.simulation.ingresses.simulated_ingress import SimulatedIngress
 from cluster.simulation.simulation_result import Outcome, SimulationResult
 from cluster.simulation.simulator import Simulation, simulate
 from cluster.simulation.workloads.workload_request import WorkloadRequest
@@ -239,12 +242,26 @@ def test_an_engine_that_sleeps_has_nothing_to_schedule(monkeypatch: pytest.Monke
 
 
 def test_two_ingresses_hear_of_each_others_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    others: list[int] = []
-    monkeypatch.setattr(AllIngresses, "note", lambda self, num_own, num_all, now_s: others.append(num_all - num_own))
+    told: list[tuple[int, int, int, int]] = []
+    take = SimulatedIngress.on_announced
+
+    def on_announced(
+        self: SimulatedIngress,
+        engine: SimulatedEngine,
+        num_submitted: int,
+        works: Sequence[SentWork],
+        left: Sequence[SentWork],
+    ) -> None:
+        told.append((self.number, num_submitted, len(works), len(left)))
+        take(self, engine, num_submitted, works, left)
+
+    monkeypatch.setattr(SimulatedIngress, "on_announced", on_announced)
 
     simulate(replace(make_cluster(["both"]), num_ingresses=2), make_workload(30, 8.0), seed=1)
 
-    assert 20 <= sum(others) <= 30, "each request is told to the other ingress, but for those of the last report"
+    assert [number for _, number, num_works, _ in told if num_works] == list(range(1, 31)), "each is told, in order"
+    assert sum(num_left for *_, num_left in told) == 29, "and each end, but for the last one, which is the end"
+    assert {ingress for ingress, *_ in told} == {0, 1}
 
 
 def test_a_workload_out_of_order_is_refused() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.errors import InvalidRecording
 from actors.recording.recording_file import RecordingFile, read_records
@@ -19,10 +20,12 @@ from actors.recording.replay import Replay
 from actors.recording_config import DecisionRecordingConfig
 from cluster.errors import NoEngineAvailable
 from cluster.routing.recording.recorded_routing import RoutingRecorder
-from cluster.routing.recording.router_events import CODEC, Chosen, Reported, RouterHeader, Started
+from cluster.routing.recording.router_events import CODEC, Announced, Chosen, Reported, RouterHeader, Started
 from cluster.routing.recording.router_replay import replay_routers
 from tests.cluster.routing.cost_setup import engine, request
 from tests.cluster.routing.recording.recorded_cluster import RecordedCluster
+
+_OF_ANOTHER = SentWork(900, 0.9, 900)
 
 
 def _names(directory: Path) -> list[Path]:
@@ -47,6 +50,10 @@ def _busy_run(directory: Path) -> tuple[RecordedCluster, set[str]]:
                 one.num_prompt_tokens_computed += 300
                 one.reports(num_decodes=(number * 7 * (index + 1)) % 40, num_waiting_tokens=number * 11)
                 cluster.book.note_report(one)
+            # Another ingress burdens an engine.
+            cluster.book.note_announced(engines[1], engines[1].num_submitted_requests + 1, [_OF_ANOTHER])
+        if number % 4 == 1:
+            cluster.book.note_announced(engines[1], 0, [], [_OF_ANOTHER])
         if number % 5 == 2:
             cluster.end(*routes.pop(0))
     cluster.indexes.forget_engine(engines[2].descriptor.key)
@@ -78,6 +85,7 @@ def test_every_route_is_chosen_again(tmp_path: Path) -> None:
     assert replay.who == "ingress node-1"
     assert replay.num_decisions == replay.counts["Chosen"] == 32
     assert replay.counts["Started"] == 31
+    assert replay.counts["Announced"] == 16
     assert replay.counts["Over"] == replay.counts["Left"] == 6
 
 
@@ -89,6 +97,17 @@ def test_a_report_that_is_missing_is_found_with_the_first_request_whose_costs_di
         del events[reports[5]]
 
     found = _changed(tmp_path, without_one).difference
+    assert found is not None
+    assert found.what.startswith("request request ")
+
+
+def test_an_announcement_that_is_missing_is_found(tmp_path: Path) -> None:
+    _busy_run(tmp_path)
+
+    def without_all(events: list[object]) -> None:
+        events[:] = [event for event in events if not isinstance(event, Announced)]
+
+    found = _changed(tmp_path, without_all).difference
     assert found is not None
     assert found.what.startswith("request request ")
 
