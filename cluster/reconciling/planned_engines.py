@@ -13,7 +13,7 @@ from cluster.reconciling.engine_slots import EngineState, Slot
 from cluster.reconciling.reconciler import scaled_slots
 from cluster.routing.costs.step_prediction import StepFamily, StepPrediction
 from cluster.routing.engine_connection import EngineRole
-from cluster.routing.load_book import DEFAULT_BATCHED_TOKENS, DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S
+from cluster.routing.reported_work import DEFAULT_BATCHED_TOKENS, DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S
 
 _MIN_ROUGH_STEPS: Final = 10 * MIN_STEPS_OF_KIND
 

@@ -37,10 +37,11 @@ from cluster.routing.costs.route_cost import (
 from cluster.routing.decision import Decision, LateDecision, Reason, RoutingMode
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from cluster.routing.fleet import Fleet
-from cluster.routing.load_book import EngineWork, LoadBook
+from cluster.routing.load_book import LoadBook
 from cluster.routing.placements import Compared, Placement, describe, draw_placement, prefix_source
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.routing.prefixes.cached_prefix import CachedPrefix
+from cluster.routing.reported_work import EngineWork
 
 _RATE: Final = 0.02
 """How much one request counts in the moving averages of the lengths of prompts and outputs."""

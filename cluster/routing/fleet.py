@@ -18,8 +18,9 @@ from cluster.routing.base import EngineT
 from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import usual_costs
 from cluster.routing.engine_connection import EngineKey, EngineRole
-from cluster.routing.load_book import EngineWork, LoadBook
+from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import find_refusal
+from cluster.routing.reported_work import EngineWork
 
 NUM_CANDIDATES: Final = 2
 """The engines compared for each use, besides those that have the prefix: the cheapest one, and others drawn."""

@@ -23,9 +23,9 @@ from cluster.routing.costs.route_cost import (
 from cluster.routing.decision import Decision, Reason, RouteTerms, RoutingMode, Way
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.fleet import EngineGroup, Fleet, Use
-from cluster.routing.load_book import EngineWork
 from cluster.routing.prefix_aware import can_serve_prefix
 from cluster.routing.prefixes.cached_prefix import CachedPrefix
+from cluster.routing.reported_work import EngineWork
 from kv_transfer.params import PrefixSource
 
 _NUM_HOLDERS: Final = 2

@@ -7,7 +7,7 @@ import math
 from actors.core.steps.chunk_budget import PROMPTS_FIRST
 from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
-from cluster.routing.load_book import MAX_PROMPT_SHARE, EngineWork
+from cluster.routing.reported_work import MAX_PROMPT_SHARE, EngineWork
 
 
 def share_of_prompts(work: EngineWork, wait_s: float, answer_s: float) -> float:

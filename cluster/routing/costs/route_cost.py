@@ -25,7 +25,7 @@ from cluster.routing.costs.decode_neighbours import (
 from cluster.routing.costs.request_facts import RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import PrefillSteps, StepPrediction
 from cluster.routing.decision import RouteTerms, Way
-from cluster.routing.load_book import EngineWork
+from cluster.routing.reported_work import EngineWork
 
 _FEW: Final = 1e-3
 _LOST_AFTER: Final = 1.5

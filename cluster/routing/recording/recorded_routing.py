@@ -25,7 +25,7 @@ from actors.recording_config import DecisionRecordingConfig
 from cluster.routing.base import EngineLoad, EngineT, Route, Router
 from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineKey
-from cluster.routing.load_book import LoadBook, ReportingEngine
+from cluster.routing.load_book import LoadBook
 from cluster.routing.prefixes.prefix_index import BlockKeys, PrefixIndex
 from cluster.routing.recording.router_events import (
     CODEC,
@@ -46,6 +46,7 @@ from cluster.routing.recording.router_events import (
     SessionState,
     Started,
 )
+from cluster.routing.reported_work import ReportingEngine
 
 logger = logging.getLogger(__name__)
 _MAX_PROMPTS: Final = 1 << 16

@@ -3,7 +3,8 @@ import gc
 import pytest
 
 from actors.core.outputs.sent_work import SentWork
-from cluster.routing.load_book import DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S, EngineWork, LoadBook
+from cluster.routing.load_book import LoadBook
+from cluster.routing.reported_work import DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S, EngineWork
 from kv_transfer.link_load import LinkLoad
 from tests.cluster.routing.cost_setup import BLOCK_SIZE, Clock, FakeEngine, cost_model, engine
 

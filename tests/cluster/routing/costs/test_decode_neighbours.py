@@ -6,7 +6,7 @@ from cluster.routing.costs.decode_neighbours import decodes_beside
 from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import decode_cost, prompt_cost
 from cluster.routing.costs.step_prediction import StepPrediction
-from cluster.routing.load_book import EngineWork
+from cluster.routing.reported_work import EngineWork
 from tests.cluster.routing.cost_setup import COEFFICIENTS
 
 STEPS = StepPrediction(COEFFICIENTS, COEFFICIENTS, COEFFICIENTS)

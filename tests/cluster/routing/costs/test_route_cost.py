@@ -6,7 +6,7 @@ from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import decode_cost, fetch_s, prompt_cost, terms, usual_costs
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.decision import RouteTerms, Way
-from cluster.routing.load_book import EngineWork, Link, queue_seconds
+from cluster.routing.reported_work import EngineWork, Link, queue_seconds
 from tests.cluster.routing.cost_setup import COEFFICIENTS
 
 _STEPS = StepPrediction(COEFFICIENTS, COEFFICIENTS, COEFFICIENTS)
