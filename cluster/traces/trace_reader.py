@@ -212,6 +212,7 @@ def _make_own(text: str, _: int, arrival_s: float) -> TraceRequest:
         line.tenant,
         line.ttft_aim_s,
         line.itl_aim_s,
+        line.num_cached_tokens,
     )
 
 

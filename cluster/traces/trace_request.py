@@ -30,6 +30,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
                        stand for prompts that are equal up to the end of the block. Empty: nothing is known
     tenant:            the tenant that the request belonged to
     ttft_s, itl_s:     the request's own aims; None if it had none
+    num_cached_tokens: tokens of the prompt that were cached where it was recorded; 0 if the trace does not say
     """
 
     request_id: str
@@ -40,6 +41,7 @@ class TraceRequest(msgspec.Struct, frozen=True, gc=False):
     tenant: str = ""
     ttft_s: float | None = None
     itl_s: float | None = None
+    num_cached_tokens: int = 0
 
 
 def check_blocks(blocks: Sequence[int], num_input_tokens: int, name: str) -> None:

@@ -124,6 +124,8 @@ def offered_requests(
 ) -> list[OfferedRequest]:
     """Return the requests of a trace with what an engine would have cached of each.
 
+    Of a request without ids of blocks it is taken to be what was cached when the request was recorded.
+
     rate_scale:        the requests come this many times as fast as they were recorded
     num_cached_blocks: blocks of BLOCK_TOKENS tokens that an engine's cache holds; the least recently used go first
     """
@@ -140,7 +142,8 @@ def offered_requests(
             cache.move_to_end(block)
         while len(cache) > max(num_cached_blocks, 1):
             cache.popitem(last=False)
-        num_cached = min(num_hits * BLOCK_TOKENS, request.num_input_tokens - 1)
+        num_cached = num_hits * BLOCK_TOKENS if request.blocks else request.num_cached_tokens
+        num_cached = min(num_cached, request.num_input_tokens - 1)
         found.append(
             OfferedRequest(
                 request.arrival_s / rate_scale, request.num_input_tokens, num_cached, request.num_output_tokens

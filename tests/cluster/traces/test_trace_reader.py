@@ -52,13 +52,13 @@ def test_azures_later_table_has_the_time_zone_and_a_byte_order_mark(tmp_path: Pa
 def test_raypds_own_lines_come_in_the_order_of_arrival_and_refused_ones_are_counted(tmp_path: Path) -> None:
     lines = [
         line(1, 9.0, block_hashes=(7, 8), tenant="a"),
-        line(2, 5.0, num_output_tokens=0, ttft_aim_s=0.5, itl_aim_s=0.05),
+        line(2, 5.0, num_output_tokens=0, num_cached_tokens=96, ttft_aim_s=0.5, itl_aim_s=0.05),
         line(3, 6.0, num_prompt_tokens=None, outcome="overloaded"),
     ]
     trace = open_trace(trace_file(tmp_path, own_form(lines)))
     assert (len(trace), trace.num_left_out, trace.bin_s) == (2, 1, 0.0)
     assert list(trace.requests()) == [
-        TraceRequest("2", 0.0, 600, 1, ttft_s=0.5, itl_s=0.05),
+        TraceRequest("2", 0.0, 600, 1, ttft_s=0.5, itl_s=0.05, num_cached_tokens=96),
         TraceRequest("1", 4.0, 600, 5, (7, 8), "a"),
     ]
 

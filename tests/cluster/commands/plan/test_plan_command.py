@@ -203,6 +203,15 @@ def test_a_prefix_that_the_cache_still_holds_is_cached() -> None:
     assert [one.arrived_at_s for one in offered_requests(trace, 100, rate_scale=2.0)] == [0.0, 0.5, 1.0, 1.5, 2.0]
 
 
+def test_without_ids_of_blocks_as_much_is_cached_as_when_the_request_was_recorded() -> None:
+    trace = [
+        TraceRequest("0", 0.0, 600, 10, num_cached_tokens=96),
+        TraceRequest("1", 1.0, 600, 10, (1, 2), num_cached_tokens=96),
+        TraceRequest("2", 2.0, 600, 10, num_cached_tokens=9999),
+    ]
+    assert [one.num_cached_tokens for one in offered_requests(trace, 100)] == [96, 0, 599]
+
+
 def test_the_command_names_what_differs_from_a_plain_cluster() -> None:
     command = manifests_command(FleetCounts(2, 3), "/m", "h100", 2)
     assert command == "raypd manifests --prefill 2 --decode 3 --both 0 --model /m --gpu h100 --tp 2"
