@@ -201,6 +201,17 @@ class EngineCore:
             num_replayed_steps=self._num_replayed_steps,
         )
 
+    def count_taken(self, client_index: int) -> None:
+        """Count a request that a client has sent as taken in; only from the engine thread.
+
+        Submitted ones are counted here. Others, which ended before they could be submitted, have to be as well: clients
+        know by this number which of their requests a report has.
+        """
+        self.num_taken_from_all += 1
+        self._num_taken[client_index] = self._num_taken.get(client_index, 0) + 1
+        if len(self._num_taken) > _MAX_COUNTED_CLIENTS:
+            self._num_taken.popitem(last=False)
+
     def num_taken_by_client(self) -> dict[int, int]:
         """Return how many requests of each client were taken out of the inbox; only from the engine thread."""
         return dict(self._num_taken)
@@ -229,10 +240,7 @@ class EngineCore:
                 self._finish(command)
 
     def _add(self, submission: _Submission) -> None:
-        self.num_taken_from_all += 1
-        self._num_taken[submission.client_index] = self._num_taken.get(submission.client_index, 0) + 1
-        if len(self._num_taken) > _MAX_COUNTED_CLIENTS:
-            self._num_taken.popitem(last=False)
+        self.count_taken(submission.client_index)
         request = Request.from_engine_core_request(
             submission.request, submission.client_index, self._hasher, now_s=self._clock()
         )

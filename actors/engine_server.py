@@ -240,6 +240,10 @@ class EngineServer:
         """Queue a request once an encode engine has made its images' embeddings."""
         self._submit(await self._encoders.embed(request), client_index)
 
+    def _count_taken(self, client_index: int) -> None:
+        core = self._core
+        core.ask(lambda: core.count_taken(client_index))
+
     def begin_fetch(self, fetch: EmbeddingFetch) -> None:
         """Begin to fetch an image's embeddings from an encode engine, for RemoteEncoders."""
         core = self._core
@@ -271,8 +275,9 @@ class EngineServer:
     def abort(self, requests: list[tuple[str, int]], client_index: int) -> None:
         """Queue the end of one session's requests, as (request_id, attempt)."""
         for request_id, attempt in requests:
-            if (encoding := self._encoding.get((client_index, request_id, attempt))) is not None:
-                encoding.cancel()
+            encoding = self._encoding.get((client_index, request_id, attempt))
+            if encoding is not None and not encoding.cancelling() and encoding.cancel():
+                self._count_taken(client_index)
             self._core.abort(request_id, client_index, attempt)
         self._wake.set()
 

@@ -246,6 +246,8 @@ async def test_a_request_that_ends_while_its_image_travels_leaves_nothing(
         await asyncio.wait([encoding], timeout=PATIENT_S)
         barrier.open()
         await pair.assert_whole()
+        num_taken = await read(pair.prefill, lambda core: core.num_taken_from_all)
+        assert num_taken == 1, "ingresses know by this number which requests a report has"
         assert num_encoded_by(pair.prefill) == 0
 
 

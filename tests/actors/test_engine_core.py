@@ -136,6 +136,10 @@ def test_requests_are_counted_by_client_when_they_are_taken_in() -> None:
     assert core.num_taken_by_client() == {}
     core.step()
     assert core.num_taken_by_client() == {1: 1, 2: 2}
+    core.ask(lambda: core.count_taken(1))
+    core.step()
+    assert core.num_taken_by_client() == {1: 2, 2: 2}
+    assert core.num_taken_from_all == 4
 
 
 def test_with_overlap_a_step_is_started_before_the_one_before_it_is_over() -> None:
