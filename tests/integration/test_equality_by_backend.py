@@ -55,6 +55,8 @@ def test_tokens_are_those_of_transformers(file: str, chosen: str) -> None:
             for file, chosen in (
                 ("tests/integration/test_equality.py", "equal_generate and gemma2 and 16-1"),
                 ("tests/integration/test_equality.py", "shared_prefix and llama"),
+                ("tests/actors/test_bounded_chunks.py", ""),
+                ("tests/actors/test_speculation.py", "whatever_is_drafted and llama and chance"),
             )
         ),
     ],
