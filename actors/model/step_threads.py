@@ -1,19 +1,27 @@
 """Chooses the number of torch's threads for a step: a step of one token leaves a core to what delivers its token.
 
 Where an engine computes on every core of its host, its threads wait for each other whenever the ingress, the client or
-the engine's own event loop has a core, which is after every token. A step of one token is bound by memory: on two cores
-of the machines in benchmarks/RESULTS.md one thread computes it as fast as two, so it has nothing to lose.
+the engine's own event loop has a core, which is after every token. A step of one token is bound by memory: where one
+thread less reads it about as fast, there is nothing to lose. Where all threads are faster by a good part, as two cores
+may read twice as fast as one, and two threads of one core do not, all of them compute it. Each start tries that.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+WORTH_ALL_CORES = 0.85
+"""The part of the fewer threads' time that all threads may take at most, to be preferred."""
+
+TRIES = 3
+"""Timed steps with each number of threads; the fastest counts, as other work only slows a step down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +53,34 @@ class StepThreads:
         finally:
             torch.set_num_threads(self.all_threads)
 
-    def tried(self, compute: Callable[[], Tensor]) -> StepThreads:
-        """Compute a step of one token both ways. Return these numbers if the results have the same bits, or else none.
+    def tried(self, compute: Callable[[], Tensor], clock: Callable[[], float] = time.perf_counter) -> StepThreads:
+        """Compute a step of one token both ways; return the numbers to go on with.
 
-        A request's tokens must not depend on whether others are in its step.
+        All threads compute it if the results have other bits, since a request's tokens must not depend on whether
+        others are in its step, or if all are faster by a good part.
         """
         if not self.of_one_token:
             return self
         with self.for_step(1):
             result = compute()
-        return self if torch.equal(compute(), result) else StepThreads(self.all_threads)
+        if not torch.equal(compute(), result):
+            return StepThreads(self.all_threads)
+        fewer_s, all_s = [], []
+        for _ in range(TRIES):
+            with self.for_step(1):
+                fewer_s.append(_duration_s(compute, clock))
+            all_s.append(_duration_s(compute, clock))
+        return StepThreads(self.all_threads) if min(all_s) <= WORTH_ALL_CORES * min(fewer_s) else self
 
     def __str__(self) -> str:
         """Say what differs for a step of one token, to be put after the number of threads; empty if nothing does."""
         return f"; {self.of_one_token} for a step of one token" if self.of_one_token else ""
+
+
+def _duration_s(compute: Callable[[], Tensor], clock: Callable[[], float]) -> float:
+    start = clock()
+    compute()
+    return clock() - start
 
 
 def num_usable_cores() -> int:
