@@ -49,6 +49,8 @@ def address(llama: Path, adapters: Path, tmp_path_factory: pytest.TempPathFactor
         "served_model_name": "llama",
         "cache": {"num_blocks": 256},
         "parallel": {"num_threads": 1},
+        # By cost one engine may serve all of it; here both have to load each adapter.
+        "routing": {"mode": "disaggregate"},
         "lora": {"adapters": {"first": str(adapters / "configured")}, "allowed_directories": [str(adapters)]},
     }
     process = ServeProcess(config, tmp_path_factory.mktemp("serve"))
