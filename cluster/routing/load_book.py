@@ -3,9 +3,8 @@
 An engine reports twice a second over its session, whether the controller lives or not. A report says how many of this
 ingress's requests it counts; the later ones are added here, with the work that was predicted when they were sent. A
 request that has left the engine since the report is deducted again. What an ingress sends, and what has left, it
-announces to the engine, which tells all other ingresses at once. So each ingress sees its own work at
-once, and that of the others after the way of two messages: otherwise all would send to the engine that was idle when
-it reported.
+announces to the engine, which tells all other ingresses at once. So each ingress sees its own work at once, and that of
+the others after the way of two messages: otherwise all would send to the engine that was idle when it reported.
 
 An engine that computes prompts half of the time delays those that decode there. So the book measures which part of its
 time each engine spends on prompts. An engine of role `prefill` is taken to spend its share of all engines' prompt work,
@@ -124,7 +123,8 @@ class LoadBook:
             ordinal = work.session.num_submitted_requests
             work.session.announce(sent)
         work.sent[request_id] = CountedWork(ordinal, sent)
-        self._add(work, sent)
+        self._add_sent(work, sent)
+        self._tell(work)
 
     def note_announced(
         self, session: ReportingEngine, num_submitted: int, works: Sequence[SentWork], left: Sequence[SentWork] = ()
@@ -139,13 +139,14 @@ class LoadBook:
             return
         for sent in works if num_submitted > work.report.num_taken_from_all else ():
             work.announced.append(CountedWork(num_submitted, sent))
-            self._add(work, sent)
+            self._add_sent(work, sent)
         for sent in left:
             # Which of two requests with equal work has left makes no difference.
             new = next((one for one in work.announced if one.work == sent), None)
             if new is not None:
                 work.announced.remove(new)
             self._deduct(work, sent, is_reported=new is None)
+        self._tell(work)
 
     def note_left(self, engine: EngineKey, request_id: str) -> None:
         """Deduct a request that has ended, was aborted, or has failed at an engine. Unknown ones are ignored."""
@@ -156,20 +157,20 @@ class LoadBook:
         if work.session is not None and entry.work.num_context_tokens:
             work.session.announce_left(entry.work)
         self._deduct(work, entry.work, is_reported=entry.ordinal <= work.report.num_taken_requests)
+        self._tell(work)
 
-    def _deduct(self, work: EngineWork, sent: SentWork, *, is_reported: bool) -> None:
+    @staticmethod
+    def _deduct(work: EngineWork, sent: SentWork, *, is_reported: bool) -> None:
         if sent.num_context_tokens:
             work.num_decodes = max(work.num_decodes - 1, 0)
             work.num_coming_decodes = min(work.num_coming_decodes, work.num_decodes)
             work.num_context_tokens = max(work.num_context_tokens - sent.num_context_tokens, 0)
         if not is_reported:
             work.num_free_blocks += work.blocks_of(sent)
-        self._tell(work)
 
-    def _add(self, work: EngineWork, sent: SentWork) -> None:
+    def _add_sent(self, work: EngineWork, sent: SentWork) -> None:
         work.queue_end_s = max(work.queue_end_s, self.clock()) + sent.prefill_s
-        _add(work, sent)
-        self._tell(work)
+        _sum_in(work, sent)
 
     def _take_share(self, work: EngineWork, session: ReportingEngine) -> None:
         """Measure the part of its time that an engine has spent on prompts since its last report."""
@@ -211,7 +212,7 @@ class LoadBook:
         work.num_decodes = report.num_decodes + report.num_coming_decodes
         work.num_context_tokens = report.num_decode_context_tokens + report.num_coming_context_tokens
         for sent in work.sent_since():
-            _add(work, sent)
+            _sum_in(work, sent)
 
     def _tell(self, work: EngineWork) -> None:
         for known in self._watchers:
@@ -255,7 +256,7 @@ class _Family:
         self._sum -= self._shares.pop(key, 0.0)
 
 
-def _add(work: EngineWork, sent: SentWork) -> None:
+def _sum_in(work: EngineWork, sent: SentWork) -> None:
     if sent.num_context_tokens:
         work.num_decodes += 1
         work.num_coming_decodes += 1

@@ -59,6 +59,8 @@ _CHANNEL_OPTIONS: Final = [
     *METADATA_LIMITS,
 ]
 _NO_MESSAGE: Final = "it sent a malformed message"
+_MOST_ANNOUNCED: Final = 4096
+"""The most works in a message; an engine takes 16 times as many."""
 _NUM_SLICES: Final = 6
 """The number of slices into which the time is cut that an engine may stay silent."""
 
@@ -264,8 +266,8 @@ class EngineSession:
                 for streams in _messages(submissions):
                     self._untaken.append(streams)
                     await call.write(Submit([stream.request for stream in streams], time.monotonic()))
-                if announced or left:
-                    await call.write(Announce(announced, left))
+                for announcement in _announcements(announced, left):
+                    await call.write(announcement)
                 if aborts:
                     await call.write(Abort(aborts))
                 if is_watch_due:
@@ -364,6 +366,13 @@ def _messages(submissions: list[RequestStream]) -> Iterator[list[RequestStream]]
         yield together
     if len(together) < len(submissions):
         yield from ([stream] for stream in submissions if _is_large(stream.request))
+
+
+def _announcements(works: list[SentWork], left: list[SentWork]) -> Iterator[Announce]:
+    """Put works into messages, in order."""
+    for start in range(0, max(len(works), len(left)), _MOST_ANNOUNCED):
+        part = slice(start, start + _MOST_ANNOUNCED)
+        yield Announce(works[part], left[part])
 
 
 def _is_large(request: EngineCoreRequest) -> bool:

@@ -34,6 +34,7 @@ from cluster.sessions.cluster_membership import Membership
 from cluster.sessions.session import EngineSession
 from cluster.sessions.session_pool import SessionPool
 from kv_transfer.link_load import LinkLoad
+from kv_transfer.message_ranges import MAX_KINDS
 from kv_transfer.trust.grpc_proof import GrpcAcceptor, prove
 from kv_transfer.trust.handshake import Party
 from kv_transfer.trust.secret import Purpose
@@ -194,6 +195,25 @@ async def test_ingresses_hear_at_once_what_the_others_have_sent(monkeypatch: pyt
         await _until(lambda: not others[0].announced and not others[1].announced)
         books[0].note_left(served.descriptor.key, "a")
         await _until(lambda: others[0].num_decodes == others[1].num_decodes == 0)
+        for session in sessions:
+            await session.close()
+
+
+async def test_more_announcements_than_one_message_may_have_are_all_heard() -> None:
+    num_works = MAX_KINDS + 1
+    async with serving() as served, asyncio.timeout(_TIMEOUT_S):
+        books = [LoadBook() for _ in range(2)]
+        sessions = [EngineSession(served.descriptor, member(), timeout_s=60.0, load_book=book) for book in books]
+        for session in sessions:
+            await session.open()
+        for session in sessions:
+            await _until(partial(_has_reported, session))
+        sessions[0].submit(request("a"))
+        for _ in range(num_works):
+            sessions[0].announce(SentWork(num_context_tokens=7))
+        heard = books[1].work_of(served.descriptor)
+        await _until(lambda: sessions[0].is_lost or heard.num_decodes == num_works)
+        assert heard.num_decodes == num_works
         for session in sessions:
             await session.close()
 
