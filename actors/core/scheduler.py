@@ -119,7 +119,7 @@ class Scheduler:
         self._preemptor = Preemptor(scheduler_config, kv, queues, outputs)
         self._running_scheduler = RunningScheduler(scheduler_config, kv, queues, self._preemptor)
         self._waiting_scheduler = WaitingScheduler(scheduler_config, kv, queues, self.remote)
-        self.chunk_budget = ChunkBudget(scheduler_config, queues.running)
+        self.chunk_budget = ChunkBudget(scheduler_config, queues)
         self._step_update = StepUpdate(
             queues.running, kv, self.encoder_cache_manager, outputs, self.stats, structured_output, self._draft_control
         )

@@ -92,7 +92,8 @@ class LoadReport:
     num_waiting_slots:         waiting requests that have no slot for their recurrent state yet; 0 without such states
     mixed_step_bound_s:        the most seconds of a step with decodes and prompts, by the prediction; 0: no bound
     late_after_s:              the time to the first token from which on a request is late; 0: none is
-    num_decodes_in_time:       of num_decodes, those that were not late; if none is, the bound is ALL_LATE times it
+    num_decodes_in_time:       of num_decodes, those that were not late; if none is, or late prompts outweigh them,
+                               a step may take ALL_LATE times the bound
     """
 
     number: Total = 0

@@ -65,6 +65,21 @@ class Queues:
         """Return how many requests wait for the batch with their KV, and for their adapter's slot in it."""
         return {"batch": len(self.loaded), "adapter_slot": len(self.waiting_for_lora) + len(self.loaded_for_lora)}
 
+    def num_late_prompts(self, arrived_before_s: float) -> int:
+        """Return how many prompts are computed or wait, if the next of them arrived before this time; otherwise 0.
+
+        Those behind a late prompt will be late as well, or nearly. Preempted requests are no prompts: they have had
+        their first token.
+        """
+        arrivals_s = self.running.prompt_arrivals_s()
+        if len(arrivals_s):
+            first_s = arrivals_s.min()
+        elif len(self.waiting) and not (first := self.waiting.peek_request()).num_output_tokens:
+            first_s = first.arrival_time
+        else:
+            return 0
+        return len(arrivals_s) + len(self.waiting) if first_s < arrived_before_s else 0
+
     def others_wait(self, request: Request) -> bool:
         """Whether any request other than this one waits to be admitted."""
         is_waiting = request.status is not RequestStatus.RUNNING

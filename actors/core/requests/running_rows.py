@@ -140,6 +140,12 @@ class RunningRows:
         is_new = self.decoding_since_s == np.inf
         return int((decodes & (is_new | (self.decoding_since_s - self.arrival_s <= late_after_s))).sum())
 
+    def prompt_arrivals_s(self) -> np.ndarray:
+        """Return when those arrived whose prompts are not computed yet, and that have no output, [num_prompts]."""
+        return self.arrival_s[
+            (self.epochs > 0) & (self.num_computed < self.num_prompt) & (self.num_expected <= self.num_prompt)
+        ]
+
     def due(self) -> tuple[np.ndarray, list[Request]]:
         """Return the requests with tokens to compute: the rows that decode one token each, and all other requests.
 

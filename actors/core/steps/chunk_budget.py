@@ -8,9 +8,9 @@ prediction stays within a bound. The engine's role says how strict the bound is:
     both     prediction <= aim: about half of the steps that are filled up to the bound keep it
     prefill  prediction <= 2 * aim: prompts first; requests that decode here have a bounded gap all the same
 
-The bound protects requests that can meet both aims. Where each of those that decode had its first token too late for
-the engine's aim, there is none: such steps may take ALL_LATE times as long, as small chunks would only make those that
-wait for their first tokens later still.
+The bound protects requests that can meet both aims: those that decode and had their first token within the engine's
+aim. Where there is none of them, or at most LATE_OUTWEIGHS times as many as prompts that are late already, steps may
+take ALL_LATE times as long: small chunks would make those that wait later still (docs/decisions/0054, 0056).
 
 There is no bound, and the scheduler does what it does without this module, if the engine has no ITL aim, if the model
 is not sure (StepCostModel.is_sure), in steps of engines where nothing decodes, and without chunked prefill. If not even
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.config import EngineRoleName, SchedulerConfig
+from actors.core.queue.scheduler_queues import Queues
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
 from actors.costs.step_cost_model import StepCostModel
@@ -34,7 +35,9 @@ MIN_CHUNK_PART: Final = 1 / 16
 PROMPTS_FIRST: Final = 2.0
 """Steps of an engine of role `prefill` may take this many times the aim."""
 ALL_LATE: Final = 4.0
-"""Steps in which each request that decodes had its first token too late may take this many times the bound."""
+"""Steps in which late requests outweigh those that decode and are in time may take this many times the bound."""
+LATE_OUTWEIGHS: Final = 4
+"""So many requests that decode and are in time are outweighed by one prompt that is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +127,14 @@ class StepChunkBudget:
 
     bound_s: how long the step may take by the prediction
     late_after_s: the time to the first token from which on a request is late
+    num_late_prompts: prompts that are late, and have not begun to decode
     min_tokens: tokens of prompts that the step may take in any case
     """
 
     costs: StepCosts
     bound_s: float
     late_after_s: float
+    num_late_prompts: int
     min_tokens: int
     rows: RunningRows
     num_tokens: int = 0
@@ -184,7 +189,7 @@ class StepChunkBudget:
         self.has_decodes = bool(decodes.any())
         if not self.has_decodes:
             return
-        if not rows.num_in_time(self.late_after_s):
+        if rows.num_in_time(self.late_after_s) <= LATE_OUTWEIGHS * self.num_late_prompts:
             self.bound_s *= ALL_LATE
         due = decodes & (rows.num_expected > rows.num_computed)
         num_decodes = int(due.sum())
@@ -201,9 +206,9 @@ class ChunkBudget:
     Invariant: _costs is None iff steps have no bound.
     """
 
-    def __init__(self, config: SchedulerConfig, rows: RunningRows) -> None:
+    def __init__(self, config: SchedulerConfig, queues: Queues) -> None:
         """Set no bound yet."""
-        self._rows = rows
+        self._queues = queues
         self._is_chunking = config.enable_chunked_prefill
         self._min_tokens = max(1, int(config.max_num_batched_tokens * MIN_CHUNK_PART))
         self._itl_s: float | None = None
@@ -250,12 +255,14 @@ class ChunkBudget:
 
     def begin_step(self, now_s: float) -> StepChunkBudget | None:
         """Return the budget of one step; None if it has no bound."""
+        rows = self._queues.running
         if self._ttft_s is not None:
-            self._rows.note_decoding(now_s)
+            rows.note_decoding(now_s)
         if self._costs is None:
             return None
         late_after_s = math.inf if self._ttft_s is None else self._ttft_s
-        return StepChunkBudget(self._costs, self._bound_s, late_after_s, self._min_tokens, self._rows)
+        num_late = self._queues.num_late_prompts(now_s - late_after_s)
+        return StepChunkBudget(self._costs, self._bound_s, late_after_s, num_late, self._min_tokens, rows)
 
     def _derive(self) -> None:
         model, aim = self._model, self._itl_s

@@ -121,6 +121,46 @@ def test_steps_may_take_four_times_as_long_where_each_first_token_was_late(
     assert report.num_decodes_in_time == num_in_time
 
 
+@pytest.mark.parametrize(
+    ("num_in_time", "prompt_ages_s", "outputs", "expected"),
+    [
+        (4, [2.1], 0, 4 * 110 - 10 - 4),
+        (5, [2.1], 0, 110 - 10 - 5),
+        (5, [2.1, 0.0], 0, 4 * 110 - 10 - 5),
+        (4, [1.9, 1.9], 0, 110 - 10 - 4),
+        (1, [2.1], 5, 110 - 10 - 1),
+    ],
+    ids=[
+        "one outweighs four",
+        "one against five",
+        "those behind it count",
+        "in time yet",
+        "it has had its first token",
+    ],
+)
+def test_late_prompts_outweigh_those_that_decode_in_time(
+    num_in_time: int, prompt_ages_s: list[float], outputs: int, expected: int
+) -> None:
+    clock = Clock()
+    driver = Driver(scheduler_with(0.110, PER_TOKEN, clock=clock))
+    driver.scheduler.chunk_budget.set_aims(0.110, 2.0)
+    for number in range(num_in_time):
+        request = make_request(f"d{number}", 8, max_tokens=400, ignore_eos=True, arrival_time_s=clock.now_s)
+        driver.scheduler.add_request(request)
+    for _ in range(2):
+        driver.step()
+    for number, age_s in enumerate(prompt_ages_s):
+        arrival_s = clock.now_s - age_s
+        request = make_request(
+            f"p{number}", 1500, max_tokens=9, output_token_ids=[1] * outputs, arrival_time_s=arrival_s
+        )
+        driver.scheduler.add_request(request)
+    # The first of these steps finds the prompts waiting, the second one finds one that is computed.
+    for _ in range(2):
+        driver.step()
+        assert driver.scheduled()["p0"] == expected
+
+
 def test_a_report_right_after_a_prompt_counts_its_request_as_in_time() -> None:
     driver = Driver(scheduler_with(0.110, PER_TOKEN))
     driver.scheduler.chunk_budget.set_aims(0.110, 2.0)
