@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
-WORTH_ALL_CORES = 0.85
+_WORTH_ALL_CORES: Final = 0.85
 """The part of the fewer threads' time that all threads may take at most, to be preferred."""
 
-TRIES = 3
+_TRIES: Final = 3
 """Timed steps with each number of threads; the fastest counts, as other work only slows a step down."""
 
 
@@ -66,11 +67,11 @@ class StepThreads:
         if not torch.equal(compute(), result):
             return StepThreads(self.all_threads)
         fewer_s, all_s = [], []
-        for _ in range(TRIES):
+        for _ in range(_TRIES):
             with self.for_step(1):
                 fewer_s.append(_duration_s(compute, clock))
             all_s.append(_duration_s(compute, clock))
-        return StepThreads(self.all_threads) if min(all_s) <= WORTH_ALL_CORES * min(fewer_s) else self
+        return StepThreads(self.all_threads) if min(all_s) <= _WORTH_ALL_CORES * min(fewer_s) else self
 
     def __str__(self) -> str:
         """Say what differs for a step of one token, to be put after the number of threads; empty if nothing does."""
