@@ -104,7 +104,7 @@ class EngineCore:
         self._under_way: deque[_StartedStep] = deque()
         self._step_costs = costs or EngineCosts()
         self._step_stats = StepStats()
-        self._last_end_s = -math.inf
+        self._last_end_s, self._was_idle = -math.inf, True
         self._num_replayed_steps = 0
         self._inbox: deque[_Submission | _Abort | _Preload | _Question] = deque()
         self._refused: list[tuple[int, EngineCoreOutput]] = []
@@ -165,12 +165,18 @@ class EngineCore:
         transfers = model_output.kv_connector_output
         has_moved = is_news or bool(outputs) or not (transfers is None or transfers.is_empty())
         has_moved |= bool(model_output.adapter_loads)
-        is_idle = not (has_moved or self._under_way or self._has_work_pending())
-        return StepResult(self._with_refusals(outputs), is_idle)
+        self._was_idle = not (has_moved or self._under_way or self._has_work_pending())
+        return StepResult(self._with_refusals(outputs), self._was_idle)
 
     def _note_duration(self, started: _StartedStep) -> None:
-        ended_s = self._clock()
-        began_s, self._last_end_s = max(started.started_s, self._last_end_s), ended_s
+        """Count a step that has ended: from the end of the step before it, unless the engine was idle in between.
+
+        What is done between two steps lengthens the time between tokens, too.
+        """
+        ended_s, began_s = self._clock(), self._last_end_s
+        if self._was_idle:
+            began_s = max(started.started_s, began_s)
+        self._last_end_s = ended_s
         output = started.output
         if output.total_num_scheduled_tokens:
             self._step_stats.add(ended_s - began_s, output.total_num_scheduled_tokens)

@@ -37,7 +37,8 @@ class SloConfig(BaseModel):
         None,
         gt=0,
         le=MAX_AIM_MS,
-        description="Milliseconds from a token of a request to its next one (inter-token latency); default: no aim.",
+        description="Milliseconds from a token of a request to its next one (inter-token latency), the mean over the "
+        "request; default: no aim.",
     )
 
     @property

@@ -39,7 +39,7 @@ class ServiceEstimate(msgspec.Struct, frozen=True):
 
     attainment: the part of the requests that meet their aims
     met:        whether each request does, in the order of the load; empty if the estimator tells only the part
-    ttft_p50_s, ttft_p99_s, itl_p50_s, itl_p99_s: in seconds
+    ttft_p50_s, ttft_p99_s, itl_p50_s, itl_p99_s: in seconds; of each request the mean of its gaps counts
     """
 
     attainment: float

@@ -151,7 +151,7 @@ class _Run:
         meets = SimulatedRequest.meets if self._num_missed > self._most_missed else _meets
         met = tuple(meets(one, self._slo) for one in measured) + (False,) * (num - len(measured))
         ttft_s = sorted(one.ttft_s for one in measured)
-        itl_s = sorted(one.itl_p99_s for one in measured if one.num_output_tokens > 1) or [0.0]
+        itl_s = sorted(one.tpot_s for one in measured if one.num_output_tokens > 1) or [0.0]
         return ServiceEstimate(
             sum(met) / num,
             met,

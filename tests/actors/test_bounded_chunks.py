@@ -35,9 +35,9 @@ MODEL = StepCostModel(
     [
         (None, "decode", 255),
         (1e-4, "decode", 16),
-        (3.3e-3, "decode", 22),
-        (3.3e-3, "both", 22),
-        (3.3e-3, "prefill", 50),
+        (1.65e-3, "decode", 22),
+        (1.65e-3, "both", 22),
+        (1.65e-3, "prefill", 50),
     ],
 )
 def test_greedy_tokens_do_not_depend_on_the_budget_of_chunks(
@@ -79,8 +79,8 @@ async def test_an_engine_follows_its_settings_and_a_change_of_its_role(
     await engine.start("127.0.0.1")
     try:
         budget = engine._core.scheduler.chunk_budget
-        assert budget.bound_s == 0.05
-        await engine.set_role("prefill")
         assert budget.bound_s == 0.1
+        await engine.set_role("prefill")
+        assert budget.bound_s == 0.2
     finally:
         await engine.stop()

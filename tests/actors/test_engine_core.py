@@ -129,6 +129,36 @@ def test_steps_are_observed_with_the_time_since_the_step_before(overlap: bool) -
     assert costs.seconds(StepShape(1, 1, 20)) == pytest.approx(0.25, rel=0.05)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_time_between_two_steps_is_part_of_the_second_one_unless_the_engine_was_idle(overlap: bool) -> None:
+    clock, executor = Clock(), FakeExecutor()
+    core = EngineCore(make_scheduler(overlap=overlap), executor, clock, hash_key=PUBLIC_KEY)
+
+    def pass_time() -> None:
+        clock.now_s += 0.25
+
+    executor.while_it_runs = pass_time
+
+    def run_with_pauses() -> tuple[int, float]:
+        """Run a request's steps, with a pause between two of them, and return their number and their seconds."""
+        before = core.make_stats().step_stats
+        assert before is not None
+        core.submit(request(f"after {clock.now_s}", 5))
+        while not core.step().is_idle:
+            clock.now_s += 0.125
+        after = core.make_stats().step_stats
+        assert after is not None
+        return sum(after.num_by_duration) - sum(before.num_by_duration), after.duration_s - before.duration_s
+
+    began_s = clock.now_s
+    num_steps, seconds = run_with_pauses()
+    assert num_steps == 5
+    assert seconds > 5 * 0.25 + 3 * 0.125
+    assert seconds <= clock.now_s - began_s
+    clock.now_s += 100.0
+    assert run_with_pauses()[1] == pytest.approx(seconds)
+
+
 def test_requests_are_counted_by_client_when_they_are_taken_in() -> None:
     core, _ = make_core(overlap=False)
     for number, client in enumerate((1, 2, 2)):

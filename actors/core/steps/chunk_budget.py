@@ -1,12 +1,14 @@
-"""Decides how much prefill a step may mix into its decodes: as much as keeps the step within the engine's ITL aim.
+"""Decides how much prefill a step may mix into its decodes: as much as the engine's ITL aim allows.
 
 A request that decodes waits for the whole step, so prompts in the step lengthen its inter-token latency (ITL). The
 engine's own cost model (actors/costs) predicts the step; a chunk of a prompt gets the most tokens with which the
-prediction stays within a bound. The engine's role says how strict the bound is:
+prediction stays within a bound. The aim is one for the mean of a request's gaps, and few steps have prompts; so a gap
+may take LONG_GAP times the aim. Shorter steps would cut prompts into chunks so small that all take longer
+(docs/decisions/0057). The engine's role says how strict the bound is:
 
-    decode   prediction * (1 + the 90 % quantile of the model's errors) <= aim: nine of ten steps keep the aim
-    both     prediction <= aim: about half of the steps that are filled up to the bound keep it
-    prefill  prediction <= 2 * aim: prompts first; requests that decode here have a bounded gap all the same
+    decode   prediction * (1 + the 90 % quantile of the model's errors) <= 2 * aim: nine of ten steps keep the bound
+    both     prediction <= 2 * aim: about half of the steps that are filled up to the bound keep it
+    prefill  prediction <= 4 * aim: prompts first; requests that decode here have a bounded gap all the same
 
 The bound protects requests that can meet both aims: those that decode and had their first token within the engine's
 aim. Where there is none of them, or at most LATE_OUTWEIGHS times as many as prompts that are late already, steps may
@@ -32,8 +34,10 @@ from actors.costs.step_cost_model import StepCostModel
 from actors.costs.step_shape import HINGES
 
 MIN_CHUNK_PART: Final = 1 / 16
+LONG_GAP: Final = 2.0
+"""The longest gap between two tokens of a request, over the aim for the mean of its gaps."""
 PROMPTS_FIRST: Final = 2.0
-"""Steps of an engine of role `prefill` may take this many times the aim."""
+"""Steps of an engine of role `prefill` may take this many times as long as a gap may."""
 ALL_LATE: Final = 4.0
 """Steps in which late requests outweigh those that decode and are in time may take this many times the bound."""
 LATE_OUTWEIGHS: Final = 4
@@ -269,10 +273,10 @@ class ChunkBudget:
         self._costs = None
         if not self._is_chunking or aim is None or model is None or not model.is_sure:
             return
-        self._bound_s = aim
+        self._bound_s = LONG_GAP * aim
         if self._role == "decode":
             errors = [one.high for one in model.residuals if one.num_steps and one.kind in ("decode", "mixed")]
-            self._bound_s = aim / (1 + max([0.0, *errors]))
+            self._bound_s /= 1 + max([0.0, *errors])
         elif self._role != "both":
-            self._bound_s = PROMPTS_FIRST * aim
+            self._bound_s *= PROMPTS_FIRST
         self._costs = StepCosts.of(model)

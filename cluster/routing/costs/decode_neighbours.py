@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from actors.core.steps.chunk_budget import PROMPTS_FIRST
+from actors.core.steps.chunk_budget import LONG_GAP, PROMPTS_FIRST
 from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.reported_work import MAX_PROMPT_SHARE, EngineWork
@@ -122,8 +122,9 @@ def gap_miss_probability(
 ) -> float:
     """Return the probability that more than 1 % of a request's gaps are too long, since steps compute prompts.
 
-    The engine mixes chunks into its steps up to PROMPTS_FIRST times the aim. Prompts are taken to be as long as this
-    one, and to come at random at the rate at which they take their share of the engine's time.
+    A gap is too long from LONG_GAP times the aim on. The engine mixes chunks into its steps up to PROMPTS_FIRST times
+    that. Prompts are taken to be as long as this one, and to come at random at the rate at which they take their share
+    of the engine's time.
     """
     aim_s, num_output = facts.itl_s, max(facts.num_output_tokens, 1)
     if aim_s is None or not share:
@@ -131,8 +132,9 @@ def gap_miss_probability(
     chunk = min(facts.num_tokens, max(work.max_num_batched_tokens - work.num_decodes, 1))
     num_decodes, num_context = work.num_decodes + 1, work.num_context_tokens + facts.num_tokens
     longest_s = prediction.prefill_steps(chunk, 0, num_decodes, num_context, work.max_num_batched_tokens).seconds
-    longest_s = min(longest_s, PROMPTS_FIRST * aim_s)
+    gap_s = LONG_GAP * aim_s
+    longest_s = min(longest_s, PROMPTS_FIRST * gap_s)
     num_long = share * num_output * step_s / max(longest_s, MIN_SCALE_S)
-    return miss_probability(longest_s, aim_s, prediction.decode_sigma) * (
+    return miss_probability(longest_s, gap_s, prediction.decode_sigma) * (
         1 - math.exp(-num_long / max(0.01 * num_output, 1.0))
     )

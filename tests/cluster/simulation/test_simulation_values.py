@@ -25,7 +25,7 @@ from cluster.simulation.workloads.workload_request import HASHED_TOKENS
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 TIMES = ModelStepTimes(StepCostModel(tuple(0.001 * (index + 1) for index in range(len(FEATURES)))))
 GOOD = SimulatedRequest(
-    "r", 10.0, 100, Outcome.COMPLETE, first_token_s=11.0, end_s=12.0, num_output_tokens=11, itl_p99_s=0.1
+    "r", 10.0, 100, Outcome.COMPLETE, first_token_s=11.0, end_s=12.0, num_output_tokens=11, itl_p99_s=0.5
 )
 
 
@@ -38,13 +38,17 @@ def test_a_request_that_is_as_late_as_its_aims_allow_meets_them() -> None:
     assert (GOOD.ttft_s, GOOD.e2e_s, GOOD.tpot_s) == (1.0, 2.0, 0.1)
     assert GOOD.meets(SLO)
     assert not changed(first_token_s=11.01).meets(SLO)
-    assert not changed(itl_p99_s=0.11).meets(SLO)
+    assert not changed(end_s=12.1).meets(SLO)
     assert changed(first_token_s=99.0, ttft_aim_s=100.0).meets(SLO), "its own aim"
     assert not any(changed(outcome=outcome).meets(Slo()) for outcome in Outcome if outcome is not Outcome.COMPLETE)
 
 
 def test_goodput_counts_good_requests_by_the_time_in_which_requests_were_offered() -> None:
-    requests = [changed(arrival_s=0.0, first_token_s=0.5), changed(outcome=Outcome.REFUSED), changed(arrival_s=10.5)]
+    requests = [
+        changed(arrival_s=0.0, first_token_s=0.5, end_s=1.5),
+        changed(outcome=Outcome.REFUSED),
+        changed(arrival_s=10.5),
+    ]
     result = SimulationResult(requests, [], [], 99.0)
     assert (result.good_share(SLO), result.goodput(SLO)) == (2 / 3, 2 / 10.5)
     assert SimulationResult([], [], [], 0.0).goodput(SLO) == 0.0
