@@ -358,6 +358,7 @@ class Scheduler:
                 prefix,
                 mixed_step_bound_s=self.chunk_budget.bound_s,
                 late_after_s=self.chunk_budget.late_after_s,
+                now_s=self._clock(),
             ),
         )
         prefix.reset = False

@@ -196,6 +196,7 @@ class LoadBook:
         work.max_num_seqs = report.max_num_seqs
         work.mixed_step_bound_s, work.late_after_s = report.mixed_step_bound_s, report.late_after_s
         work.in_time_part = report.num_decodes_in_time / report.num_decodes if report.num_decodes else 1.0
+        work.decode_gap_s = report.decode_gap_s
         work.links, work.reported_links = {}, {link.peer: link for link in report.links}
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens

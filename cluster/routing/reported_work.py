@@ -86,6 +86,7 @@ class EngineWork:
     mixed_step_bound_s: how long a step with decodes and prompts may take by the prediction; 0: no bound
     late_after_s:       the time to the first token from which on a request is late; 0: none is
     in_time_part:       the part of the requests that decode there which were not late; 1 if none decodes
+    decode_gap_s:       the mean time between tokens, so far, of those that decode there; 0: unknown
     prompt_share:       the part of its time that the engine spends on prompts, of those to come, up to MAX_PROMPT_SHARE
     reported_at_s:      when the newest report came; -inf if none has
     """
@@ -106,6 +107,7 @@ class EngineWork:
     mixed_step_bound_s: float = 0.0
     late_after_s: float = 0.0
     in_time_part: float = 1.0
+    decode_gap_s: float = 0.0
     prompt_share: float = 0.0
     links: dict[str, Link] = field(default_factory=dict)
     """The links that this ingress has looked at since the report, with what it has sent on them since."""

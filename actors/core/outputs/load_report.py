@@ -72,6 +72,7 @@ class LoadMeter:
         num_taken: int = 0,
         mixed_step_bound_s: float | None = None,
         late_after_s: float | None = None,
+        now_s: float = 0.0,
     ) -> LoadReport:
         """Return the load.
 
@@ -81,6 +82,7 @@ class LoadMeter:
         num_taken: how many requests the engine has got from its only ingress, if the caller knows the number
         mixed_step_bound_s: the most seconds of a step with decodes and prompts, by the prediction; None: no bound
         late_after_s: the time to the first token from which on a request is late; None: none is
+        now_s:     the time, by the clock of the rows
         """
         self._note_lookups(prefix_cache)
         self._number += 1
@@ -119,6 +121,7 @@ class LoadMeter:
             mixed_step_bound_s=mixed_step_bound_s or 0.0,
             late_after_s=late_after_s or 0.0,
             num_decodes_in_time=rows.num_in_time(late_after_s) if late_after_s else running.num_decodes,
+            decode_gap_s=rows.decode_gap_s(now_s),
         )
 
     def _note_lookups(self, stats: PrefixCacheStats) -> None:

@@ -94,6 +94,7 @@ class LoadReport:
     late_after_s:              the time to the first token from which on a request is late; 0: none is
     num_decodes_in_time:       of num_decodes, those that were not late; if none is, or late prompts outweigh them,
                                a step may take ALL_LATE times the bound
+    decode_gap_s:              the mean time between tokens, so far, of those that decode; 0: unknown, or none has two
     """
 
     number: Total = 0
@@ -117,6 +118,7 @@ class LoadReport:
     mixed_step_bound_s: Clock = 0.0
     late_after_s: Clock = 0.0
     num_decodes_in_time: Total = 0
+    decode_gap_s: Clock = 0.0
 
 
 @dataclass(slots=True)

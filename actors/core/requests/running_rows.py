@@ -5,8 +5,9 @@ Invariants:
 - A row belongs to at most one request. epochs[row] is a new number each time a request gets the row, and 0 while the
   row is vacant. A step names rows with their epochs; results for an epoch that is over are dropped.
 - num_computed counts the tokens of all steps scheduled so far, including steps under way.
-- decoding_since_s is when note_decoding() first found the row's prompt computed, and inf before. Since arrival_s, that
-  is the time to the first token, for which an engine that gets the KV from elsewhere takes its arrival.
+- decoding_since_s is when note_decoding() first found the row's prompt computed, and inf before; decoding_from is
+  num_computed at that time. Since arrival_s, that is the time to the first token, for which an engine that gets the KV
+  from elsewhere takes its arrival.
 - num_expected counts the request's tokens, and the tokens that steps under way will add if the request may run ahead of
   them. A request has tokens to compute if and only if num_expected > num_computed.
 """
@@ -45,6 +46,7 @@ class RunningRows:
         self.max_num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.arrival_s = np.zeros(max_num_seqs)
         self.decoding_since_s = np.full(max_num_seqs, np.inf)
+        self.decoding_from = np.zeros(max_num_seqs, dtype=np.int64)
         self.client_index = np.zeros(max_num_seqs, dtype=np.int64)
         self.attempt = np.zeros(max_num_seqs, dtype=np.int64)
         self.stop_token_ids = np.full((max_num_seqs, MAX_STOP_TOKENS), _NO_TOKEN, dtype=np.int64)
@@ -130,6 +132,13 @@ class RunningRows:
         """Note that those whose prompts are computed, and that were not noted yet, decode from now on."""
         begins = (self.decoding_since_s == np.inf) & (self.epochs > 0) & (self.num_computed >= self.num_prompt)
         self.decoding_since_s[begins] = now_s
+        self.decoding_from[begins] = self.num_computed[begins]
+
+    def decode_gap_s(self, now_s: float) -> float:
+        """Return the mean time between tokens, so far, of those that note_decoding() has seen; 0 if none has two."""
+        decodes = (self.epochs > 0) & (self.decoding_since_s < np.inf)
+        num_gaps = int((self.num_computed - self.decoding_from)[decodes].sum())
+        return float((now_s - self.decoding_since_s[decodes]).sum()) / num_gaps if num_gaps > 0 else 0.0
 
     def num_in_time(self, late_after_s: float) -> int:
         """Return how many of those that decode had their first token within late_after_s of their arrival.

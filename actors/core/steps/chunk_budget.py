@@ -260,7 +260,7 @@ class ChunkBudget:
     def begin_step(self, now_s: float) -> StepChunkBudget | None:
         """Return the budget of one step; None if it has no bound."""
         rows = self._queues.running
-        if self._ttft_s is not None:
+        if self._ttft_s is not None or self._itl_s is not None:
             rows.note_decoding(now_s)
         if self._costs is None:
             return None

@@ -220,8 +220,11 @@ def decode_cost(
         inflicted_s = num_output * num_decodes * (bare_step_s - before_s)
         if facts.itl_s is not None:
             sigma = prediction.decode_sigma
-            before_s /= 1 - share
-            more = miss_probability(step_s, facts.itl_s, sigma) - miss_probability(before_s, facts.itl_s, sigma)
+            # The aim is one for the mean, and those that decode have half of their tokens already, on average.
+            gap_s = before_s / (1 - share)
+            so_far_s = work.decode_gap_s or gap_s
+            before_s, after_s = (gap_s + so_far_s) / 2, (step_s + so_far_s) / 2
+            more = miss_probability(after_s, facts.itl_s, sigma) - miss_probability(before_s, facts.itl_s, sigma)
             penalty_s = num_decodes * facts.penalty_s * more
     prompts_delay_s = 0.0
     if prefers_prompts and share:

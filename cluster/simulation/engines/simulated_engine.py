@@ -181,8 +181,8 @@ class SimulatedEngine:
             scheduler.remote.transfer_stats = TransferStats(link_loads=links)
         prefix = scheduler.kv_cache_manager.prefix_cache_stats
         counts, budget = (prefix, self.num_taken.total()), scheduler.chunk_budget
-        bounds_s = budget.bound_s, budget.late_after_s
-        return self._meter.report(scheduler.requests, scheduler.remote, scheduler.running, *counts, *bounds_s)
+        bounds_s, now_s, rows = (budget.bound_s, budget.late_after_s), self._events.now_s, scheduler.running
+        return self._meter.report(scheduler.requests, scheduler.remote, rows, *counts, *bounds_s, now_s=now_s)
 
     def stats(self) -> SchedulerStats:
         """Return the engine's counters, its load and its cost model, as the controller gets them."""

@@ -15,8 +15,8 @@ from actors.core.scheduler import Scheduler
 from kv_transfer.link_load import LinkLoad
 from kv_transfer.params import TransferRole
 from kv_transfer.transfer_stats import TransferStats
-from tests.actors.core.builders import BLOCK_SIZE, make_request, make_scheduler
-from tests.actors.core.fakes import FakeWorker
+from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
+from tests.actors.core.fakes import Driver, FakeWorker
 
 
 @dataclass
@@ -175,3 +175,26 @@ def test_a_report_has_the_links_on_which_the_engine_sends() -> None:
     transfers = FakeTransfers(transfer_stats=TransferStats(link_loads=links))
     report = make_meter().report({}, transfers, RunningRows(4, 4), PrefixCacheStats())
     assert report.links == (links[1], links[0])
+
+
+@pytest.mark.parametrize("itl_s", [0.1, None], ids=["with an aim", "without an aim"])
+def test_the_mean_gap_so_far_is_that_of_all_who_decode(itl_s: float | None) -> None:
+    clock = Clock()
+    driver = Driver(make_scheduler(clock=clock))
+    driver.scheduler.chunk_budget.set_aims(itl_s)
+    driver.scheduler.add_request(make_request("slow", 8, max_tokens=100, ignore_eos=True))
+    assert load_of(driver.scheduler).decode_gap_s == 0.0
+    driver.step()
+    for step_s in (0.04, 0.02, 0.02):
+        driver.step()
+        clock.now_s += step_s
+    # The first request has three gaps of 27 ms; the second one has had none yet, and then has six of 10 ms.
+    assert load_of(driver.scheduler).decode_gap_s == pytest.approx(0.08 / 3 if itl_s else 0.0)
+    driver.scheduler.add_request(make_request("quick", 8, max_tokens=100, ignore_eos=True))
+    driver.step()
+    clock.now_s += 0.02
+    for _ in range(6):
+        driver.step()
+        clock.now_s += 0.01
+    # Ten gaps in 160 ms, and six in 60 ms.
+    assert load_of(driver.scheduler).decode_gap_s == pytest.approx((0.16 + 0.06) / 16 if itl_s else 0.0)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.routing.costs.request_facts import RequestFacts
+from cluster.routing.costs.request_facts import RequestFacts, miss_probability
 from cluster.routing.costs.route_cost import decode_cost, fetch_s, prompt_cost, terms, usual_costs
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.decision import RouteTerms, Way
@@ -176,6 +176,23 @@ def test_others_that_miss_their_aim_because_of_the_request_are_in_the_penalty() 
     work = _work(num_decodes=10, num_context_tokens=10_000)
     lone, beside = (_alone(one, RequestFacts(1024, 100, None, 0.006, 50.0)) for one in (_work(), work))
     assert beside.miss_penalty_s > 10 * lone.miss_penalty_s
+
+
+def test_others_are_at_risk_by_the_mean_of_their_gaps_so_far_and_of_those_to_come() -> None:
+    facts = RequestFacts(1024, 100, None, 0.0055, 50.0)
+    step_s, longer_s = _STEPS.decode_step_s(10, 10_000), _STEPS.decode_step_s(11, 10_000 + 1074)
+
+    def penalty_s(gap_s: float) -> float:
+        work = _work(num_decodes=10, num_context_tokens=10_000, decode_gap_s=gap_s)
+        return decode_cost(facts, work, _STEPS).penalty_s / facts.penalty_s
+
+    def misses(gap_s: float) -> float:
+        return miss_probability(gap_s, facts.itl_s, _STEPS.decode_sigma)
+
+    assert penalty_s(0.0) == pytest.approx(10 * (misses((step_s + longer_s) / 2) - misses(step_s)))
+    assert penalty_s(step_s) == penalty_s(0.0), "what is not known was as it is now"
+    assert penalty_s(0.5 * step_s) < 0.1 * penalty_s(0.0), "they have been quick so far"
+    assert penalty_s(2 * step_s) < 0.1 * penalty_s(0.0), "they miss the aim anyway"
 
 
 def test_those_that_decode_beside_a_prompt_that_is_late_have_missed_their_aims_already() -> None:
