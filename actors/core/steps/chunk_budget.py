@@ -8,7 +8,7 @@ may take LONG_GAP times the aim. Shorter steps would cut prompts into chunks so 
 
     decode   prediction * (1 + the 90 % quantile of the model's errors) <= 2 * aim: nine of ten steps keep the bound
     both     prediction <= 2 * aim: about half of the steps that are filled up to the bound keep it
-    prefill  prediction <= 4 * aim: prompts first; requests that decode here have a bounded gap all the same
+    prefill  prediction <= 3 * aim: prompts first; requests that decode here have a bounded gap all the same
 
 The bound protects requests that can meet both aims: those that decode and had their first token within the engine's
 aim. Where there is none of them, or at most LATE_OUTWEIGHS times as many as prompts that are late already, steps may
@@ -36,7 +36,7 @@ from actors.costs.step_shape import HINGES
 MIN_CHUNK_PART: Final = 1 / 16
 LONG_GAP: Final = 2.0
 """The longest gap between two tokens of a request, over the aim for the mean of its gaps."""
-PROMPTS_FIRST: Final = 2.0
+PROMPTS_FIRST: Final = 1.5
 """Steps of an engine of role `prefill` may take this many times as long as a gap may."""
 ALL_LATE: Final = 4.0
 """Steps in which late requests outweigh those that decode and are in time may take this many times the bound."""

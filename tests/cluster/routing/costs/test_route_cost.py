@@ -159,7 +159,7 @@ def test_the_penalty_grows_with_the_probability_to_miss_an_aim(one_s: float, oth
     facts = [RequestFacts(1024, 100, aim_s, aim_s / 10, 50.0) for aim_s in (one_s, other_s)]
     found = [_alone(_work(), one) for one in facts]
     low, high = sorted(found, key=lambda one: one.ttft_miss_probability)
-    assert low.itl_miss_probability <= high.itl_miss_probability
+    assert low.itl_miss_probability <= high.itl_miss_probability + 1e-9, "both grow as the aims become tighter"
     for one, fact in zip(found, facts, strict=True):
         missed = 1 - (1 - one.ttft_miss_probability) * (1 - one.itl_miss_probability)
         assert one.miss_penalty_s == pytest.approx(10 * (fact.ttft_s or 0) * 11 * missed)
