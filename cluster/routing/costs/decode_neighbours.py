@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from actors.core.steps.chunk_budget import LONG_GAP, PROMPTS_FIRST
 from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.reported_work import MAX_PROMPT_SHARE, EngineWork
+
+_GAP_COST: Final = 0.03
+"""Long gaps cost this part of a missed aim: enough to keep decodes away from prompts where others have room."""
 
 
 def share_of_prompts(work: EngineWork, wait_s: float, answer_s: float) -> float:
@@ -120,8 +124,9 @@ def delay_of_prompts(
 def gap_miss_probability(
     facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float, share: float
 ) -> float:
-    """Return the probability that more than 1 % of a request's gaps are too long, since steps compute prompts.
+    """Return what it costs that more than 1 % of a request's gaps are too long, as a probability to miss its aim.
 
+    It is the probability that steps with prompts make them so, times _GAP_COST, since the aim is one for the mean.
     A gap is too long from LONG_GAP times the aim on. The engine mixes chunks into its steps up to PROMPTS_FIRST times
     that. Prompts are taken to be as long as this one, and to come at random at the rate at which they take their share
     of the engine's time.
@@ -135,6 +140,6 @@ def gap_miss_probability(
     gap_s = LONG_GAP * aim_s
     longest_s = min(longest_s, PROMPTS_FIRST * gap_s)
     num_long = share * num_output * step_s / max(longest_s, MIN_SCALE_S)
-    return miss_probability(longest_s, gap_s, prediction.decode_sigma) * (
+    return (_GAP_COST * miss_probability(longest_s, gap_s, prediction.decode_sigma)) * (
         1 - math.exp(-num_long / max(0.01 * num_output, 1.0))
     )

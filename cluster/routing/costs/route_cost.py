@@ -65,8 +65,8 @@ class DecodeCost(msgspec.Struct, frozen=True):
 
     num_cached_tokens: tokens of the prompt that need not be sent there
     step_s:            the seconds from one token to the next, with the request there
-    gap_miss:          the probability that steps with prompts of others make single gaps too long, although the mean
-                       keeps the aim
+    gap_miss:          what it costs that steps with prompts of others make single gaps too long, although the mean
+                       keeps the aim, as a probability to miss it
     prompts_delay_s:   the seconds by which it delays prompts that are computed there meanwhile, summed; counted at
                        engines of role `prefill` only
     """
