@@ -182,10 +182,7 @@ class EngineCore:
             self._step_stats.add(ended_s - began_s, output.total_num_scheduled_tokens)
         # Images and adapters take time of their own, which is no part of the model's steps.
         if output.total_num_scheduled_tokens and not (output.scheduled_encoder_inputs or output.adapter_commands):
-            batch, drafts = output.batch, output.scheduled_spec_decode_tokens
-            num_drafts = max(map(len, drafts.values()), default=0)
-            shape = StepShape.of_batch(batch.num_new_tokens, batch.num_computed_tokens, num_drafts)
-            self._step_costs.observe(shape, ended_s - began_s)
+            self._step_costs.observe(_shape_of(output), ended_s - began_s)
 
     def seconds_to_next_deadline(self) -> float | None:
         """Return how long an idle engine may sleep; None if until something comes in."""
@@ -200,6 +197,11 @@ class EngineCore:
         model = self._step_costs.model()
         self.scheduler.chunk_budget.use_model(model)
         stats = self.scheduler.make_stats()
+        if self._under_way and stats.load_report is not None and model.is_sure:
+            # What is scheduled counts as computed in the report.
+            left_s = sum(max(model.seconds(_shape_of(one.output)), 0.0) for one in self._under_way)
+            left_s = max(left_s - (self._clock() - self._under_way[0].started_s), 0.0)
+            stats = replace(stats, load_report=replace(stats.load_report, describes_in_s=left_s))
         return replace(
             stats,
             step_costs=model,
@@ -284,3 +286,10 @@ def _answer(question: _Question) -> None:
         question.answer.set_result(question.function())
     except Exception as error:
         question.answer.set_exception(error)
+
+
+def _shape_of(output: SchedulerOutput) -> StepShape:
+    batch, drafts = output.batch, output.scheduled_spec_decode_tokens
+    return StepShape.of_batch(
+        batch.num_new_tokens, batch.num_computed_tokens, max(map(len, drafts.values()), default=0)
+    )

@@ -51,7 +51,7 @@ class EngineThread:
         self._is_stopping = False
         self._step_began_s: float | None = None
         self._stats, self._num_taken = core.make_stats(), core.num_taken_by_client()
-        self._num_taken_from_all = core.num_taken_from_all
+        self._num_taken_from_all, self._stats_at_s = core.num_taken_from_all, time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -82,7 +82,9 @@ class EngineThread:
         if load is None:
             return stats
         own, total = num_taken.get(client_index, 0), self._num_taken_from_all
-        return replace(stats, load_report=replace(load, num_taken_requests=own, num_taken_from_all=total))
+        describes_in_s = load.describes_in_s - (time.monotonic() - self._stats_at_s)
+        counted = replace(load, num_taken_requests=own, num_taken_from_all=total, describes_in_s=describes_in_s)
+        return replace(stats, load_report=counted)
 
     @property
     def is_idle(self) -> bool:
@@ -122,7 +124,7 @@ class EngineThread:
             if now_s >= next_stats_s or result.is_idle or not self._stats.has_requests:
                 # The older count with the newer load is harmless for a moment: a client then counts a request twice.
                 self._stats, self._num_taken = self._core.make_stats(), self._core.num_taken_by_client()
-                self._num_taken_from_all = self._core.num_taken_from_all
+                self._num_taken_from_all, self._stats_at_s = self._core.num_taken_from_all, now_s
                 next_stats_s = now_s + _STATS_INTERVAL_S
                 if self._block_reports is not None:
                     self._block_reports.report()

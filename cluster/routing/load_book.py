@@ -39,7 +39,7 @@ from cluster.routing.reported_work import (
 )
 
 _CHUNK: Final = 512
-"""Tokens of a usual prompt, at whose cost computed tokens are reckoned."""
+"""Tokens of a usual chunk of a prompt, at whose cost computed tokens are reckoned."""
 _MEMORY_S: Final = 10.0
 """The time over which the part of an engine's time that goes to prompts is averaged."""
 
@@ -179,8 +179,11 @@ class LoadBook:
         work.num_prompt_tokens_computed = session.num_prompt_tokens_computed
         family, share = self._family_of[work.key], 0.0
         if work.prediction is not None and 0 < elapsed_s < math.inf and num_tokens > 0:
-            # Without the decodes, which would take their time anyway.
-            share = work.prediction.prefill_steps(num_tokens, 0, 0, 0, _CHUNK).seconds / elapsed_s
+            # Requests that decode get a token in steps with prompts, too: only what the prompts add is lost to them.
+            num_decodes = max(work.report.num_decodes, 1)
+            num_context = work.report.num_decode_context_tokens or _CHUNK
+            limits = _CHUNK + num_decodes
+            share = work.prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, limits).added_s / elapsed_s
         family.note_role(work.key, session.descriptor.role)
         family.note_share(work.key, share, min(elapsed_s / _MEMORY_S, 1.0))
         work.prompt_share = min(family.share(work.key), MAX_PROMPT_SHARE)
@@ -201,7 +204,9 @@ class LoadBook:
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens
         sent_s = sum(sent.prefill_s for sent in work.sent_since())
-        work.queue_end_s = work.reported_at_s + queue_seconds(work, num_tokens) + sent_s
+        # What was sent since the moment that the report describes begins after what was there, and not before now.
+        rest_s = max(queue_seconds(work, num_tokens) + report.describes_in_s, 0.0)
+        work.queue_end_s = work.reported_at_s + rest_s + sent_s
 
     def _sum_up(self, work: EngineWork) -> None:
         """Add to the report what was sent since."""

@@ -87,7 +87,8 @@ class EngineWork:
     late_after_s:       the time to the first token from which on a request is late; 0: none is
     in_time_part:       the part of the requests that decode there which were not late; 1 if none decodes
     decode_gap_s:       the mean time between tokens, so far, of those that decode there; 0: unknown
-    prompt_share:       the part of its time that the engine spends on prompts, of those to come, up to MAX_PROMPT_SHARE
+    prompt_share:       the part of its time by which prompts, of those to come, lengthen the steps of requests that
+                        decode, up to MAX_PROMPT_SHARE
     reported_at_s:      when the newest report came; -inf if none has
     """
 

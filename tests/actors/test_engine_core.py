@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from actors.core.outputs.model_runner_output import ModelRunnerOutput
@@ -17,7 +18,8 @@ from actors.core.requests.block_hash import PUBLIC_KEY
 from actors.core.requests.multimodal import EncoderInput, PackedArray
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
-from actors.costs.step_shape import StepShape
+from actors.costs.step_cost_model import Residuals, StepCostModel
+from actors.costs.step_shape import NUM_FEATURES, StepShape
 from actors.engine_core import EngineCore
 from actors.executor import InProcessExecutor, RunningStep
 from actors.model.launched_step import KnownStep
@@ -127,6 +129,23 @@ def test_steps_are_observed_with_the_time_since_the_step_before(overlap: bool) -
     assert (sum(steps.num_by_duration), sum(steps.num_by_size)) == (40, 40)
     assert {one.kind: one.num_steps for one in costs.residuals} == {"decode": 38, "prefill": 0, "mixed": 0}
     assert costs.seconds(StepShape(1, 1, 20)) == pytest.approx(0.25, rel=0.05)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_report_says_when_the_step_under_way_ends_whose_tokens_it_counts_as_computed(overlap: bool) -> None:
+    clock, executor = Clock(), FakeExecutor()
+    core = EngineCore(make_scheduler(overlap=overlap), executor, clock, hash_key=PUBLIC_KEY)
+    costs = StepCostModel((1e-3,) * NUM_FEATURES, (Residuals("decode", 1000),))
+    core._step_costs.model = lambda: costs  # type: ignore[method-assign]  # for this one core
+    core.submit(request("a", 40))
+    core.step()
+    clock.now_s += 0.001
+    load = core.make_stats().load_report
+    assert load is not None
+    assert load.num_waiting_tokens + load.num_prefill_tokens == 0
+    expected_s = costs.seconds(StepShape.of_batch(np.array([len(PROMPT)]), np.array([0]))) - 0.001
+    assert expected_s > 0
+    assert load.describes_in_s == (pytest.approx(expected_s) if overlap else 0.0)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

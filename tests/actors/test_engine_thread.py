@@ -157,4 +157,8 @@ def test_a_snapshot_for_a_client_counts_the_clients_requests(core: FakeCore, thr
     load = thread.stats_for(8).load_report
     assert load is not None
     assert (load.num_taken_requests, load.num_taken_from_all) == (0, 4)
+    time.sleep(0.05)
+    later = thread.stats_for(8).load_report
+    assert later is not None
+    assert later.describes_in_s < 0, "the snapshot is of the end of a step that is over"
     core.num_requests = 0

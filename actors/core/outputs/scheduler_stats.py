@@ -95,6 +95,8 @@ class LoadReport:
     num_decodes_in_time:       of num_decodes, those that were not late; if none is, or late prompts outweigh them,
                                a step may take ALL_LATE times the bound
     decode_gap_s:              the mean time between tokens, so far, of those that decode; 0: unknown, or none has two
+    describes_in_s:            the seconds from when the report is sent until the moment that it describes: the end of
+                               the step under way; negative: that moment is over
     """
 
     number: Total = 0
@@ -119,6 +121,7 @@ class LoadReport:
     late_after_s: Clock = 0.0
     num_decodes_in_time: Total = 0
     decode_gap_s: Clock = 0.0
+    describes_in_s: Clock = 0.0
 
 
 @dataclass(slots=True)

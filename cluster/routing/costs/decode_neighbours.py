@@ -10,7 +10,7 @@ from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, Reque
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.reported_work import MAX_PROMPT_SHARE, EngineWork
 
-_GAP_COST: Final = 0.03
+_GAP_COST: Final = 0.01
 """Long gaps cost this part of a missed aim: enough to keep decodes away from prompts where others have room."""
 
 

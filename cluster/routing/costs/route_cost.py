@@ -108,6 +108,11 @@ def prompt_cost(
     # The last token is always computed: its output is the first new token.
     cached = min(num_cached, facts.num_tokens - 1)
     steps = _prompt_steps(prediction, facts.num_tokens - cached, cached, num_decodes, num_context, limits)
+    if wait_s and work.prompt_share:
+        # Prompts of a queue share steps that are full, and each ends with a step: half a step later than its own tokens
+        # and those before it take, on average, if as many come behind it.
+        full = prediction.prefill_steps(limits[0], 0, num_decodes, num_context, *limits)
+        wait_s += min(full.seconds / full.num_steps / 2, work.prompt_share * wait_s)
     fetch_s = 0.0
     if fetch is not None and fetch[0] > cached:
         there = min(fetch[0], facts.num_tokens - 1)

@@ -81,6 +81,10 @@ class DecodeRun:
         num_over = int(self.ends_s.searchsorted(now_s, side="right"))
         self.ends_s = self.ends_s[: num_over + 1]
 
+    def end_of_step_s(self, now_s: float) -> float:
+        """Return when the step ends that is under way."""
+        return float(self.ends_s[min(int(self.ends_s.searchsorted(now_s, side="right")), self.num_steps - 1)])
+
     def advance_to(self, now_s: float) -> None:
         """Bring the scheduler into the state that it has at this time, in the middle of a step."""
         if now_s == self._advanced_at_s:

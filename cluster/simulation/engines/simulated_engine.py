@@ -89,7 +89,7 @@ class SimulatedEngine:
         """How many requests of each ingress were taken in."""
         self._link_loads: tuple[LinkLoad, ...] = ()
         self._slowness, self._stopped_until_s = 1.0, 0.0
-        self._version = 0
+        self._version, self._ends_s = 0, 0.0
         self._is_waking = False
         self._is_interrupted = False
         self._alarm_s = math.inf
@@ -182,7 +182,9 @@ class SimulatedEngine:
         prefix = scheduler.kv_cache_manager.prefix_cache_stats
         counts, budget = (prefix, self.num_taken.total()), scheduler.chunk_budget
         bounds_s, now_s, rows = (budget.bound_s, budget.late_after_s), self._events.now_s, scheduler.running
-        return self._meter.report(scheduler.requests, scheduler.remote, rows, *counts, *bounds_s, now_s=now_s)
+        report = self._meter.report(scheduler.requests, scheduler.remote, rows, *counts, *bounds_s, now_s=now_s)
+        ends_s = self._ends_s if self._run is None else self._run.end_of_step_s(now_s)
+        return replace(report, describes_in_s=max(ends_s - now_s, 0.0))
 
     def stats(self) -> SchedulerStats:
         """Return the engine's counters, its load and its cost model, as the controller gets them."""
@@ -337,6 +339,7 @@ class SimulatedEngine:
 
     def _end_at(self, time_s: float) -> None:
         self._version += 1
+        self._ends_s = time_s
         self._events.at_end_of_step(time_s, self.number, self._end, self._version)
 
     def _end(self, version: int) -> None:

@@ -60,7 +60,7 @@ class FakeEngine:
     def announce_left(self, work: SentWork) -> None:
         self.left.append(work)
 
-    def reports(self, **numbers: int | tuple[LinkLoad, ...]) -> None:
+    def reports(self, **numbers: float | tuple[LinkLoad, ...]) -> None:
         """Make the next report; what is not named is as in an idle engine. Each decode has 1000 tokens of context."""
         number = 1 if self.load_report is None else self.load_report.number + 1
         idle = LoadReport(

@@ -197,6 +197,25 @@ def test_a_queue_twice_as_long_takes_twice_the_time_beside_the_same_decodes() ->
     assert ends[0] == pytest.approx(2 * ends[1])
 
 
+@pytest.mark.parametrize("describes_in_s", [-0.25, 0.0, 0.25])
+def test_a_queue_ends_earlier_by_the_age_of_what_is_reported(describes_in_s: float) -> None:
+    one = engine("both-0", num_waiting_tokens=20_480)
+    book, clock = _book(one)
+    before_s = book.work_of(one.descriptor).wait_s(clock())
+    one.reports(num_waiting_tokens=20_480, describes_in_s=describes_in_s)
+    book.note_report(one)
+    assert book.work_of(one.descriptor).wait_s(clock()) == pytest.approx(before_s + describes_in_s)
+
+
+def test_what_was_sent_since_does_not_begin_before_a_report_of_an_engine_that_was_idle_long_ago() -> None:
+    one = engine("both-0")
+    book, clock = _book(one)
+    _send(book, one, "a")
+    one.reports(num_taken_requests=0, num_taken_from_all=0, describes_in_s=-20.0)
+    book.note_report(one)
+    assert book.work_of(one.descriptor).wait_s(clock()) == pytest.approx(0.5)
+
+
 def test_an_older_report_changes_nothing() -> None:
     one = engine("both-0", num_decodes=3)
     book, clock = _book(one)
