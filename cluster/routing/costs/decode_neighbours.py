@@ -8,21 +8,10 @@ from typing import Final
 from actors.core.steps.chunk_budget import LONG_GAP, PROMPTS_FIRST
 from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
-from cluster.routing.reported_work import MAX_PROMPT_SHARE, EngineWork
+from cluster.routing.reported_work import EngineWork
 
-_GAP_COST: Final = 0.01
+_GAP_COST: Final = 0.02
 """Long gaps cost this part of a missed aim: enough to keep decodes away from prompts where others have room."""
-
-
-def share_of_prompts(work: EngineWork, wait_s: float, answer_s: float) -> float:
-    """Return the part of its time that an engine of role `prefill` will spend on prompts.
-
-    Where prompts are queued, more will come behind them, though the average does not show it yet.
-
-    answer_s: how long an answer takes
-    """
-    queued = wait_s / (wait_s + answer_s) if wait_s > 0 else 0.0
-    return max(work.prompt_share, min(queued, MAX_PROMPT_SHARE))
 
 
 def decodes_beside(

@@ -20,7 +20,6 @@ from cluster.routing.costs.decode_neighbours import (
     decodes_beside,
     delay_of_prompts,
     gap_miss_probability,
-    share_of_prompts,
 )
 from cluster.routing.costs.request_facts import RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import PrefillSteps, StepPrediction
@@ -164,9 +163,8 @@ def _misses_of_each(
     # decode when the prompt's turn comes have them shortly before.
     in_time = work.in_time_part * (1 - _lost_probability(wait_s, facts, prediction.prefill_sigma))
     if prefers_prompts:
-        # Prompts that are queued already have made their gaps too long.
-        share = share_of_prompts(work, wait_s, facts.num_output_tokens * step_s)
-        in_time *= 1 - gap_miss_probability(facts, work, prediction, step_s, share)
+        # Prompts that come anyway have made their gaps too long.
+        in_time *= 1 - gap_miss_probability(facts, work, prediction, step_s, work.prompt_share)
     return in_time * more
 
 
@@ -212,12 +210,7 @@ def decode_cost(
     before_s = prediction.decode_step_s(num_decodes, num_context) if num_decodes else 0.0
     own_context = facts.num_tokens + num_output / 2
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + own_context)
-    wait_s = work.wait_s(facts.now_s)
-    share = work.prompt_share
-    if prefers_prompts and wait_s:
-        # Prompts that come after one that is lost are late as well, wherever this one decodes.
-        in_time = 1 - _lost_probability(wait_s, facts, prediction.prefill_sigma)
-        share = in_time * share_of_prompts(work, wait_s, num_output * bare_step_s)
+    wait_s, share = work.wait_s(facts.now_s), work.prompt_share
     # Prompts that come later are computed between the steps.
     step_s = bare_step_s / (1 - share)
     inflicted_s = penalty_s = 0.0

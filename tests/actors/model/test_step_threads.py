@@ -75,6 +75,20 @@ def test_all_threads_compute_where_they_are_faster_by_a_good_part(all_s: float, 
 
 
 @pytest.mark.usefixtures("threads")
+def test_short_steps_are_tried_until_what_starts_beside_the_engine_is_over() -> None:
+    torch.set_num_threads(2)
+    now_s, busy = 0.0, [0.03] * 4
+
+    def compute() -> torch.Tensor:
+        nonlocal now_s
+        is_all = torch.get_num_threads() == 2
+        now_s += (0.01 if is_all else 0.02) + (busy.pop() if is_all and busy else 0.0)
+        return torch.ones(3)
+
+    assert StepThreads.beside(2, 2).tried(compute, lambda: now_s) == StepThreads(2)
+
+
+@pytest.mark.usefixtures("threads")
 def test_a_request_alone_is_decoded_with_a_core_left_free(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def test_an_engine_that_gets_slower_gets_fewer_requests_until_it_is_as_fast_as_b
         shares.append(sum(one.decode_id == "decode-0" for one in settled) / len(settled))
     assert 0.35 < shares[0] < 0.65
     assert shares[1] < 0.5 * shares[0]
-    assert 0.25 < shares[2] < 0.75
+    assert 0.35 < shares[2] < 0.85, "a larger batch is cheaper, so one of both may do most of it"
 
 
 @pytest.mark.parametrize("names", [PAIRS, ALIKE], ids=["two pairs", "four engines that do both"])

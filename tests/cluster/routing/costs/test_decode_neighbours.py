@@ -82,18 +82,6 @@ def test_a_decode_on_a_prefill_engine_delays_the_prompts_there() -> None:
     assert decode_cost(facts, work(), STEPS, prefers_prompts=True).prompts_delay_s == 0
 
 
-def test_prompts_that_are_queued_on_a_prefill_engine_count_before_the_average_shows_them() -> None:
-    facts = RequestFacts(1024, 100, ttft_s=6.0, itl_s=0.02, now_s=50.0)
-    idle, queued = work(), work(queue_end_s=53.0)
-    free, delaying = (decode_cost(facts, engine, STEPS, prefers_prompts=True) for engine in (idle, queued))
-    assert free.prompts_delay_s == 0
-    assert delaying.prompts_delay_s > 0
-    assert delaying.step_s > 2 * free.step_s
-    assert decode_cost(facts, queued, STEPS).step_s == free.step_s, "other roles hold prompts back"
-    late = decode_cost(RequestFacts(1024, 100, ttft_s=0.2, itl_s=0.02, now_s=50.0), queued, STEPS, prefers_prompts=True)
-    assert late.step_s == pytest.approx(free.step_s), "those that come behind one that is late are late as well"
-
-
 def test_a_prompt_that_will_be_late_is_computed_in_larger_chunks() -> None:
     numbers = {"num_decodes": 10, "num_context_tokens": 10_000, "queue_end_s": 53.0, "mixed_step_bound_s": 0.012}
     engines = [work(**numbers, late_after_s=after_s) for after_s in (3.1, 2.9)]
