@@ -69,7 +69,7 @@ class StepThreads:
             result = compute()
         if not torch.equal(compute(), result):
             return StepThreads(self.all_threads)
-        fewer_s, all_s = [], []
+        fewer_s, all_s = list[float](), list[float]()
         for number in range(_MOST_TRIES):
             if number >= _LEAST_TRIES and sum(fewer_s) + sum(all_s) >= _TRIAL_S:
                 break
