@@ -83,15 +83,19 @@ class DecodeRun:
 
     def end_of_step_s(self, now_s: float) -> float:
         """Return when the step ends that is under way."""
-        return float(self.ends_s[min(int(self.ends_s.searchsorted(now_s, side="right")), self.num_steps - 1)])
+        return float(self.ends_s[self._num_over(now_s)])
 
     def advance_to(self, now_s: float) -> None:
         """Bring the scheduler into the state that it has at this time, in the middle of a step."""
         if now_s == self._advanced_at_s:
             return
         self._advanced_at_s = now_s
-        num_over = min(int(self.ends_s.searchsorted(now_s, side="right")), self.num_steps - 1)
+        num_over = self._num_over(now_s)
         self._advance(num_over + 1, num_over)
+
+    def _num_over(self, now_s: float) -> int:
+        """Return how many steps are over, of those before the last one."""
+        return min(int(self.ends_s.searchsorted(now_s, side="right")), self.num_steps - 1)
 
     def finish(self, now_s: float) -> None:
         """Take in all steps, which end now, but the last one's tokens."""
