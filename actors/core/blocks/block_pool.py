@@ -103,6 +103,10 @@ class BlockPool:
             found.append(block)
         return found
 
+    def is_cached(self, block_hash: BlockHash) -> bool:
+        """Return whether the prefix cache names a block with this hash. Touches no block."""
+        return block_hash in self._cached
+
     def find_held(self, block_hash: BlockHash) -> KVCacheBlock | None:
         """Return the cached block with this hash if somebody holds the block, else None. Touches no block."""
         block = self._cached.get(block_hash)

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from actors.config import SchedulerConfig
 from actors.core.outputs.scheduler_stats import LoadReport, PrefixCacheStats
+from actors.core.outputs.waiting_tokens import CachedBlocks, WaitingTokens
 from actors.core.requests.request import Request
 from actors.core.requests.running_rows import RunningRows
 from kv_transfer.link_load import merge_link_loads
@@ -15,11 +16,11 @@ from kv_transfer.params import TransferRole
 from kv_transfer.transfer_stats import TransferStats
 
 _RATE: Final = 0.05
-"""How much one look-up counts in the moving average of the part of prompts that is found in the cache."""
+"""How much one look-up counts in the moving average of the part of prompts that is found."""
 
 
-class Blocks(Protocol):
-    """The blocks of the KV cache, of which the load has the numbers."""
+class Blocks(CachedBlocks, Protocol):
+    """The blocks of the KV cache, of which the load has the numbers, and by whose hashes prompts are looked up."""
 
     @property
     def num_blocks(self) -> int:
@@ -46,8 +47,9 @@ class Transfers(Protocol):
 class LoadMeter:
     """Makes load reports. Their numbers grow, so that a receiver can order them.
 
-    Waiting prompts are not looked up in the prefix cache; the part of their tokens that is cached is taken to be what
-    was found lately.
+    Waiting prompts are looked up in the prefix cache. The part of the rest that will be found elsewhere, in stores and
+    at other engines, is taken to be what was found there lately; so is, for a model with a recurrent state, what will
+    be found in the cache, where a hit ends at a snapshot.
 
     kv_bytes_per_token, num_state_blocks: see LoadReport
     """
@@ -88,20 +90,11 @@ class LoadMeter:
         self._number += 1
         loading, stats = transfers.loading, transfers.transfer_stats
         running = _running_work(rows)
-        num_waiting_tokens, num_waiting_slots, coming = 0, 0, running.coming
-        # Most engines have no other requests than those that run, most of the time.
-        for request_id, request in requests.items() if len(requests) > len(rows) else ():
-            if request_id in rows:
-                continue
-            if request_id not in loading:
-                num_waiting_tokens += request.num_tokens - request.num_computed_tokens
-                # Who has waited for KV, and has got it, has a slot.
-                num_waiting_slots += not request.num_computed_tokens
-            if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
-                coming.append(request.num_tokens)
+        waiting = self._waiting_work(requests, loading, rows)
+        coming = running.coming + waiting.coming
         return LoadReport(
             number=self._number,
-            num_waiting_tokens=round(num_waiting_tokens * (1 - self._found)),
+            num_waiting_tokens=waiting.num_tokens,
             num_prefill_tokens=running.num_prefill_tokens,
             num_decodes=running.num_decodes,
             num_decode_context_tokens=running.num_context_tokens,
@@ -117,22 +110,55 @@ class LoadMeter:
             num_coming_decodes=len(coming),
             num_coming_context_tokens=sum(coming),
             num_state_blocks=self.num_state_blocks,
-            num_waiting_slots=num_waiting_slots if self.num_state_blocks else 0,
+            num_waiting_slots=waiting.num_slots if self.num_state_blocks else 0,
             mixed_step_bound_s=mixed_step_bound_s or 0.0,
             late_after_s=late_after_s or 0.0,
             num_decodes_in_time=rows.num_in_time(late_after_s) if late_after_s else running.num_decodes,
             decode_gap_s=rows.decode_gap_s(now_s),
         )
 
+    def _waiting_work(
+        self, requests: Mapping[str, Request], loading: Container[str], rows: RunningRows
+    ) -> _WaitingWork:
+        # Most engines have no other requests than those that run, most of the time.
+        if len(requests) <= len(rows):
+            return _WaitingWork()
+        num_slots, coming = 0, list[int]()
+        tokens = WaitingTokens(None if self.num_state_blocks else self.block_pool, self.block_size)
+        for request_id, request in requests.items():
+            if request_id in rows:
+                if request.num_computed_tokens < request.num_prompt_tokens:
+                    tokens.note_computing(request)
+                continue
+            if request_id not in loading:
+                tokens.add(request)
+                # Who has waited for KV, and has got it, has a slot.
+                num_slots += not request.num_computed_tokens
+            if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
+                coming.append(request.num_tokens)
+        return _WaitingWork(round(tokens.num_tokens * (1 - self._found)), num_slots, coming)
+
     def _note_lookups(self, stats: PrefixCacheStats) -> None:
         num_new = stats.requests - self._num_lookups
-        num_queried = stats.queries - self._num_queried
-        if num_new > 0 and num_queried > 0:
-            found = (stats.hits + stats.loaded - self._num_found) / num_queried
+        num_hits = 0 if self.num_state_blocks else stats.hits
+        num_queried, num_found = stats.queries - num_hits, stats.hits - num_hits + stats.loaded
+        if num_new > 0 and num_queried > self._num_queried:
+            found = (num_found - self._num_found) / (num_queried - self._num_queried)
             kept = (1 - _RATE) ** num_new
             self._found = kept * self._found + (1 - kept) * min(max(found, 0.0), 1.0)
-        self._num_lookups, self._num_queried = stats.requests, stats.queries
-        self._num_found = stats.hits + stats.loaded
+        self._num_lookups, self._num_queried, self._num_found = stats.requests, num_queried, num_found
+
+
+@dataclass(frozen=True, slots=True)
+class _WaitingWork:
+    """The work of the waiting requests, as LoadReport counts it.
+
+    num_slots: those without a slot for their recurrent state; coming: the tokens of each decode to come
+    """
+
+    num_tokens: int = 0
+    num_slots: int = 0
+    coming: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,12 @@ prediction stays within a bound. The aim is one for the mean of a request's gaps
 may take LONG_GAP times the aim. Shorter steps would cut prompts into chunks so small that all take longer
 (docs/decisions/0057). The engine's role says how strict the bound is:
 
-    decode   prediction * (1 + the 90 % quantile of the model's errors) <= 2 * aim: nine of ten steps keep the bound
-    both     prediction <= 2 * aim: about half of the steps that are filled up to the bound keep it
-    prefill  prediction <= 3 * aim: prompts first; requests that decode here have a bounded gap all the same
+    both             prediction <= 2 * aim
+    prefill, decode  prediction <= 3 * aim
+
+A prefill engine computes prompts first, and requests that decode there have a bounded gap all the same. At a decode
+engine prompts are few, and come when the other engines have long queues: small chunks would keep each of them, and all
+that decode, for longer (docs/decisions/0059). About half of the steps that are filled up to the bound keep it.
 
 The bound protects requests that can meet both aims: those that decode and had their first token within the engine's
 aim. Where there is none of them, or at most LATE_OUTWEIGHS times as many as prompts that are late already, steps may
@@ -37,7 +40,7 @@ MIN_CHUNK_PART: Final = 1 / 16
 LONG_GAP: Final = 2.0
 """The longest gap between two tokens of a request, over the aim for the mean of its gaps."""
 PROMPTS_FIRST: Final = 1.5
-"""Steps of an engine of role `prefill` may take this many times as long as a gap may."""
+"""Steps of engines that prefer one of both, prompts or decodes, may take this many times as long as a gap may."""
 ALL_LATE: Final = 4.0
 """Steps in which late requests outweigh those that decode and are in time may take this many times the bound."""
 LATE_OUTWEIGHS: Final = 4
@@ -274,9 +277,6 @@ class ChunkBudget:
         if not self._is_chunking or aim is None or model is None or not model.is_sure:
             return
         self._bound_s = LONG_GAP * aim
-        if self._role == "decode":
-            errors = [one.high for one in model.residuals if one.num_steps and one.kind in ("decode", "mixed")]
-            self._bound_s /= 1 + max([0.0, *errors])
-        elif self._role != "both":
+        if self._role != "both":
             self._bound_s *= PROMPTS_FIRST
         self._costs = StepCosts.of(model)

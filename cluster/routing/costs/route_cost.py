@@ -161,7 +161,7 @@ def _misses_of_each(
     more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
     # Those that had their first tokens too late have missed an aim, and cannot miss it once more. Those that will
     # decode when the prompt's turn comes have them shortly before.
-    in_time = work.in_time_part * (1 - _lost_probability(wait_s, facts, prediction.prefill_sigma))
+    in_time = work.in_time_part * (1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma))
     if prefers_prompts:
         # Prompts that come anyway have made their gaps too long.
         in_time *= 1 - gap_miss_probability(facts, work, prediction, step_s, work.prompt_share)

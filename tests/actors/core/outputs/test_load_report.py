@@ -94,15 +94,31 @@ def test_an_idle_engine_has_no_load() -> None:
     assert work_of(scheduler) == LoadReport(1)
 
 
-def test_what_the_cache_lately_held_is_taken_off_from_waiting_prompts() -> None:
-    meter, rows = make_meter(), RunningRows(4, 4)
-    requests = {"a": make_request("a", 100)}
+@pytest.mark.parametrize(("num_state_blocks", "num_left"), [(3, 50), (0, 83)], ids=["cache and stores", "stores"])
+def test_what_was_lately_found_and_cannot_be_looked_up_is_taken_off_from_waiting_prompts(
+    num_state_blocks: int, num_left: int
+) -> None:
+    # Of 10 000 tokens 4000 were in the cache, and 1000 of the other 6000 in stores.
+    meter = LoadMeter(SchedulerConfig(), BlockPool(10), BLOCK_SIZE, 4096, num_state_blocks)
+    requests, rows = {"a": make_request("a", 100)}, RunningRows(4, 4)
     assert meter.report(requests, FakeTransfers(), rows, PrefixCacheStats()).num_waiting_tokens == 100
     half = PrefixCacheStats(requests=1000, queries=10_000, hits=4000, loaded=1000)
-    assert meter.report(requests, FakeTransfers(), rows, half).num_waiting_tokens == 50
-    assert meter.report(requests, FakeTransfers(), rows, half).num_waiting_tokens == 50
+    assert meter.report(requests, FakeTransfers(), rows, half).num_waiting_tokens == num_left
+    assert meter.report(requests, FakeTransfers(), rows, half).num_waiting_tokens == num_left
     none = PrefixCacheStats(requests=2000, queries=20_000, hits=4000, loaded=1000)
     assert meter.report(requests, FakeTransfers(), rows, none).num_waiting_tokens == 100
+
+
+def test_prefixes_that_waiting_prompts_share_with_those_before_them_count_once() -> None:
+    scheduler, worker = make_scheduler(max_num_batched_tokens=4 * BLOCK_SIZE, num_blocks=100), FakeWorker(100, 4)
+    prefix = range(6 * BLOCK_SIZE)
+    for number in range(3):
+        own = range(1000 * (number + 1), 1000 * (number + 1) + 2 * BLOCK_SIZE)
+        scheduler.add_request(make_request(f"r{number}", [*prefix, *own], max_tokens=2))
+    assert load_of(scheduler).num_waiting_tokens == (6 + 3 * 2) * BLOCK_SIZE
+    step(scheduler, worker)
+    report = load_of(scheduler)
+    assert (report.num_prefill_tokens, report.num_waiting_tokens) == (4 * BLOCK_SIZE, 2 * 2 * BLOCK_SIZE)
 
 
 @pytest.mark.parametrize("loading", [{"a"}, set()])

@@ -85,14 +85,13 @@ def shape_of(output: SchedulerOutput) -> StepShape:
 
 @pytest.mark.parametrize(
     ("role", "expected"),
-    [("both", 99), ("decode", 79), ("prefill", 154), ("encode", 154)],
-    ids=["by the prediction", "in nine of ten steps", "half as long again", "half as long again, too"],
+    [("both", 99), ("decode", 154), ("prefill", 154), ("encode", 154)],
 )
-def test_the_role_says_how_close_to_twice_the_aim_a_step_with_decodes_may_get(
+def test_a_step_with_decodes_may_take_twice_the_aim_and_half_as_long_again_where_roles_are_split(
     role: EngineRoleName, expected: int
 ) -> None:
-    # A step takes 10 ms and 1 ms a token, one of which decodes; nine of ten mixed steps take at most 1.222 as long.
-    cost_model = model(TEN_AND_ONE_MS, high=0.11 / 0.09 - 1)
+    # A step takes 10 ms and 1 ms a token, one of which decodes. How much steps differ from that changes no bound.
+    cost_model = model(TEN_AND_ONE_MS, high=0.2)
     assert first_chunk(scheduler_with(0.055, cost_model, role)) == expected
 
 

@@ -209,6 +209,9 @@ def test_those_that_decode_beside_a_prompt_that_is_late_have_missed_their_aims_a
     in_time, late = (RequestFacts(1024, 100, ttft_s, 0.006, 50.0) for ttft_s in (1e3, 1.0))
     assert prompt_cost(in_time, work, _STEPS, 0).penalty_s > 10 * in_time.penalty_s * 0.01
     assert prompt_cost(late, work, _STEPS, 0).penalty_s == pytest.approx(0.0, abs=1e-6 * late.penalty_s)
+    # The wait of 10 s alone is a quarter longer than this aim.
+    a_little_late = RequestFacts(1024, 100, 8.0, 0.006, 50.0)
+    assert prompt_cost(a_little_late, work, _STEPS, 0).penalty_s < 0.01 * a_little_late.penalty_s
     work.in_time_part = 0.5
     half = prompt_cost(in_time, work, _STEPS, 0).penalty_s
     work.in_time_part = 1.0
