@@ -1,7 +1,7 @@
 """Compiles the attention kernels, and shows what they take of a GPU: `python -m benchmarks.triton_kernels`
 
 Compiles each kernel for compute capability 8.0, 9.0 and 10.0, and prints the registers of a thread, the bytes that it
-spills from registers to memory, and the shared memory of a program. It needs the package triton, and no GPU.
+spills from registers to memory, and the shared memory of a program in KiB. It needs the package triton, and no GPU.
 """
 
 from __future__ import annotations
@@ -66,9 +66,13 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A compiled kernel takes this: registers of a thread, bytes that a thread spills, shared memory of a program."""
+    """A compiled kernel takes this: registers of a thread, bytes that a thread spills, shared memory of a program.
+
+    num_warps: of a program
+    """
 
     what: str
+    num_warps: int
     num_registers: int
     spilled_bytes: int
     shared_bytes: int
@@ -134,7 +138,7 @@ def usage(case: Case, only: str | None = None) -> list[Usage]:
     only: what the one kernel is for that is compiled, as launches() says it; None: all of them
     """
     chosen = ((what, launch) for what, launch in launches(case) if only in (None, what))
-    return [_usage(what, *compile_ahead(launch, case.capability)) for what, launch in chosen]
+    return [_usage(what, launch, case.capability) for what, launch in chosen]
 
 
 def _type_name(argument: object) -> str:
@@ -146,7 +150,8 @@ def _type_name(argument: object) -> str:
     return "i32" if -(2**31) <= argument < 2**31 else "i64"
 
 
-def _usage(what: str, machine_code: bytes, shared_bytes: int) -> Usage:
+def _usage(what: str, launch: Launch, capability: int) -> Usage:
+    machine_code, shared_bytes = compile_ahead(launch, capability)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(machine_code)
         file.flush()
@@ -155,7 +160,7 @@ def _usage(what: str, machine_code: bytes, shared_bytes: int) -> Usage:
     assert registers is not None, said
     assert stack is not None, said
     # A kernel without local variables in memory has a stack only for what it spills.
-    return Usage(what, int(registers[1]), int(stack[1]), shared_bytes)
+    return Usage(what, launch.num_warps, int(registers[1]), int(stack[1]), shared_bytes)
 
 
 def main() -> None:
@@ -167,8 +172,8 @@ def main() -> None:
     parser.add_argument("--sinks", action="store_true", help="each head has a sink")
     arguments = parser.parse_args()
     head_dims, block_sizes = (list(map(int, text.split(","))) for text in (arguments.head_dims, arguments.block_sizes))
-    print("| kernel | head size | block size | " + " | ".join(f"sm_{c}" for c in CAPABILITIES) + " |")
-    print("|" + "---|" * (3 + len(CAPABILITIES)))
+    print("| kernel | head size | block size | warps | " + " | ".join(f"sm_{c}" for c in CAPABILITIES) + " |")
+    print("|" + "---|" * (4 + len(CAPABILITIES)))
     for head_dim, block_size in itertools.product(head_dims, block_sizes):
         dtype = getattr(torch, arguments.dtype)
         common = Case(0, head_dim, dtype, block_size, has_sinks=arguments.sinks)
@@ -179,7 +184,7 @@ def main() -> None:
 def _print_rows(head_dim: int, block_size: int, usages: Iterable[list[Usage]]) -> None:
     for row in zip(*usages, strict=True):
         cells = [f"{one.num_registers}, {one.spilled_bytes}, {one.shared_bytes / 1024:.0f}" for one in row]
-        print(f"| {row[0].what} | {head_dim} | {block_size} | {' | '.join(cells)} |", flush=True)
+        print(f"| {row[0].what} | {head_dim} | {block_size} | {row[0].num_warps} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
