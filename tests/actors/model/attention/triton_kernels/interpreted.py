@@ -17,7 +17,7 @@ from torch import Tensor
 from actors.model.attention import backend_check
 from actors.model.attention.backend import AttentionNeeds
 from actors.model.attention.backend_check import find_fault
-from actors.model.attention.batch_attention import AttentionLayer, BatchShape
+from actors.model.attention.batch_attention import AttentionLayer, BatchShape, Reach
 from actors.model.attention.batch_plan import begun_blocks, token_slots
 from actors.model.attention.probe import KVGeometry
 from actors.model.attention.torch_backend import TorchAttention
@@ -34,6 +34,7 @@ ERROR = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 MIXED = ((0, 23), (37, 1), (20, 5), (0, 1), (30, 40), (15, 1))
 """(tokens in the cache, tokens of the step) of each request; what is short and what is long depends on the group."""
 DECODES = ((40, 1), (0, 1), (63, 1))
+REACHES = (Reach(), Reach(3), Reach(10), Reach(chunk_size=8))
 
 
 def attend_in_float64(
@@ -56,6 +57,8 @@ def attend_in_float64(
         is_seen &= positions <= own
     if layer.sliding_window is not None:
         is_seen &= positions > own - layer.sliding_window
+    if layer.chunk_size is not None:
+        is_seen &= positions // layer.chunk_size == own // layer.chunk_size
     weights = scores.masked_fill(~is_seen, -math.inf).exp()
     total = weights.sum(-1, keepdim=True)
     if sinks is not None:
@@ -163,14 +166,22 @@ def _split_short_contexts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def layer_of(
-    window: int | None = None, softcap: float | None = None, *, is_causal: bool = True, has_sinks: bool = False
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    is_causal: bool = True,
+    has_sinks: bool = False,
+    chunk_size: int | None = None,
 ) -> AttentionLayer:
-    return AttentionLayer(1, 0.4, softcap, window, is_causal, has_sinks)
+    return AttentionLayer(1, 0.4, softcap, window, is_causal, has_sinks, chunk_size=chunk_size)
 
 
 class TestSample:
     def test_a_batch_of_all_kinds_of_requests(self) -> None:
         check(MIXED, layer_of())
+
+    def test_tiles_of_queries_begin_and_end_within_chunks(self) -> None:
+        check(MIXED, layer_of(chunk_size=24))
 
     @pytest.mark.parametrize("window", [None, 10])
     def test_sinks_count_once_however_many_parts_a_context_has(self, window: int | None) -> None:
@@ -214,7 +225,7 @@ class TestSample:
             block_tables=tables,
             begun_blocks=begun_blocks(shape, 16),
         )
-        for layer in (layer_of(), layer_of(10, 1.5)):
+        for layer in (layer_of(), layer_of(10, 1.5), layer_of(chunk_size=24)):
             eager, static = cache.clone(), cache.clone()
             expected = (
                 TritonAttention(eager, geometry_of(3, 4), 16, 8)
@@ -258,13 +269,19 @@ class TestGroups:
 
 class TestShapes:
     @pytest.mark.parametrize(
-        ("window", "softcap", "block_size", "group", "has_sinks"),
-        list(itertools.product((None, 3, 10), (None, 1.5), (1, 4, 16), (1, 3), (False, True))),
+        ("reach", "softcap", "block_size", "group", "has_sinks"),
+        list(itertools.product(REACHES, (None, 1.5), (1, 4, 16), (1, 3), (False, True))),
+        ids=str,
     )
-    def test_windows_caps_blocks_groups_and_sinks(
-        self, window: int | None, softcap: float | None, block_size: int, group: int, has_sinks: bool
+    def test_reaches_caps_blocks_groups_and_sinks(
+        self, reach: Reach, softcap: float | None, block_size: int, group: int, has_sinks: bool
     ) -> None:
-        check(MIXED, layer_of(window, softcap, has_sinks=has_sinks), block_size=block_size, group=group)
+        layer = layer_of(reach.sliding_window, softcap, has_sinks=has_sinks, chunk_size=reach.chunk_size)
+        check(MIXED, layer, block_size=block_size, group=group)
+
+    @pytest.mark.parametrize("chunk_size", [1, 31, 32, 33, 64, 70, 8192])
+    def test_chunks_of_any_size(self, chunk_size: int) -> None:
+        check(((40, 40), (63, 1), (64, 1), (300, 1), (0, 33)), layer_of(chunk_size=chunk_size))
 
     @pytest.mark.parametrize("block_size", [24, 32, 48, 64, 128])
     def test_block_sizes(self, block_size: int) -> None:
@@ -287,9 +304,14 @@ class TestTypes:
         check(((70, 1), (5, 40), (300, 1)), layer_of(50, has_sinks=True), head_dim=64, group=8, dtype=dtype)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_chunks(self, dtype: torch.dtype) -> None:
+        check(((70, 1), (5, 40), (300, 1)), layer_of(chunk_size=50), head_dim=128, group=5, dtype=dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_attention_to_both_sides(self, dtype: torch.dtype) -> None:
         check(((0, 37), (0, 1), (0, 70)), layer_of(is_causal=False), dtype=dtype)
 
     @pytest.mark.parametrize("num_processors", [1, 2, 8, 500])
-    def test_any_number_of_parts(self, num_processors: int) -> None:
-        check(((300, 1), (0, 1), (31, 1)), layer_of(), num_processors=num_processors)
+    @pytest.mark.parametrize("chunk_size", [None, 120])
+    def test_any_number_of_parts(self, chunk_size: int | None, num_processors: int) -> None:
+        check(((300, 1), (0, 1), (31, 1)), layer_of(chunk_size=chunk_size), num_processors=num_processors)
