@@ -176,6 +176,11 @@ def layer_of(
     return AttentionLayer(1, 0.4, softcap, window, is_causal, has_sinks, chunk_size=chunk_size)
 
 
+def with_moderate_scores(layer: AttentionLayer, head_dim: int) -> AttentionLayer:
+    """Scale scores to about 2 whatever the head size: float32 rounds scores of 40 by more than ERROR allows."""
+    return replace(layer, scaling=2 * head_dim**-0.5)
+
+
 class TestSample:
     def test_a_batch_of_all_kinds_of_requests(self) -> None:
         check(MIXED, layer_of())
@@ -295,9 +300,10 @@ class TestShapes:
 
 class TestTypes:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256])
+    @pytest.mark.parametrize("head_dim", [64, 80, 96, 112, 128, 192, 256, 512])
     def test_head_sizes(self, head_dim: int, dtype: torch.dtype) -> None:
-        check(((70, 1), (5, 40)), layer_of(50), head_dim=head_dim, dtype=dtype)
+        layer = with_moderate_scores(layer_of(50), head_dim)
+        check(((70, 1), (5, 40)), layer, head_dim=head_dim, dtype=dtype)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_sinks(self, dtype: torch.dtype) -> None:
@@ -315,3 +321,37 @@ class TestTypes:
     @pytest.mark.parametrize("chunk_size", [None, 120])
     def test_any_number_of_parts(self, chunk_size: int | None, num_processors: int) -> None:
         check(((300, 1), (0, 1), (31, 1)), layer_of(chunk_size=chunk_size), num_processors=num_processors)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256, 512], ids="head_{}".format)
+class TestSizes:
+    """Heads as models have them, and blocks that hold fewer, as many and more tokens than the kernels load at once."""
+
+    @pytest.mark.parametrize(
+        ("block_size", "group_and_dtype", "reach", "softcap", "has_sinks"),
+        list(
+            itertools.product(
+                (32, 64, 128),
+                ((1, torch.float32), (7, torch.float32), (4, torch.bfloat16)),
+                (Reach(), Reach(50), Reach(chunk_size=50)),
+                (None, 1.5),
+                (False, True),
+            )
+        ),
+        ids=str,
+    )
+    def test_blocks_groups_reaches_caps_and_sinks(
+        self,
+        head_dim: int,
+        block_size: int,
+        group_and_dtype: tuple[int, torch.dtype],
+        reach: Reach,
+        softcap: float | None,
+        has_sinks: bool,
+    ) -> None:
+        group, dtype = group_and_dtype
+        layer = layer_of(reach.sliding_window, softcap, has_sinks=has_sinks, chunk_size=reach.chunk_size)
+        # The second request has more rows, group times its tokens, than a tile of few tokens can have.
+        requests = ((140, 1), (60, 70 if group == 1 else 20))
+        layer = with_moderate_scores(layer, head_dim)
+        check(requests, layer, head_dim=head_dim, block_size=block_size, group=group, dtype=dtype)
