@@ -227,6 +227,7 @@ def test_every_rank_adds_its_part(family: str, checkpoint: CheckpointOf, tmp_pat
         ("phi3", ["qkv_proj", "gate_up_proj", "down_proj"]),
         ("gemma3", EVERY_LINEAR_LAYER),
         ("mixtral", ["q_proj", "o_proj"]),
+        ("llama4", EVERY_LINEAR_LAYER),
     ],
 )
 def test_adapters_of_other_families(family: str, targets: list[str], checkpoint: CheckpointOf, tmp_path: Path) -> None:
@@ -252,6 +253,13 @@ def test_a_configured_adapter_that_cannot_be_loaded_keeps_the_engine_from_starti
     config = with_lora(engine_config(checkpoint("llama")), LoraConfig(adapters={"sql": str(tmp_path)}))
     with pytest.raises(AdapterRefused, match=r"lora\.adapters\.sql: .*adapter_config\.json cannot be read"):
         EnginePair(config, config)
+
+
+def test_an_adapter_of_the_layer_that_chooses_experts_is_refused(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    directory = checkpoint("llama4")
+    adapter = make_adapter(directory, tmp_path / "adapter", target_modules=["q_proj", "router"])
+    with pytest.raises(AdapterRefused, match=r"feed_forward\.router, which in this model is no linear layer that"):
+        make_runner(directory, lora=LoraConfig(adapters={"it": str(adapter)}))
 
 
 def test_embeddings_are_those_of_the_merged_model(checkpoint: CheckpointOf, adapters: dict[str, Path]) -> None:

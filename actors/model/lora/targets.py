@@ -31,7 +31,8 @@ def find_targets(model: PreTrainedModel, split: Mapping[str, SplitLinear]) -> di
     """Return every linear layer of the decoder's stack by the name that PEFT gives it.
 
     Left out are the output layer, which computes only a few of a step's tokens, layers whose outputs are gathered from
-    all ranks, layers that hold the weights of several experts in one tensor, and those that latent attention absorbs.
+    all ranks, layers that hold the weights of several experts in one tensor, those that choose the experts, and those
+    that latent attention absorbs.
     """
     decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]  # left untyped
     stack = set(decoder.modules())
@@ -39,7 +40,7 @@ def find_targets(model: PreTrainedModel, split: Mapping[str, SplitLinear]) -> di
     for name, layer in model.named_modules():
         if layer not in stack or not isinstance(layer, nn.Linear | PackedLinear | Conv1D | RowParallelLinear):
             continue
-        if is_absorbed(model, name):
+        if _chooses_experts(layer) or is_absorbed(model, name):
             continue
         if (part := split.get(name)) is None:
             num_in, num_out = _features(layer)
@@ -51,6 +52,14 @@ def find_targets(model: PreTrainedModel, split: Mapping[str, SplitLinear]) -> di
             inputs = range(part.in_features)
             targets[name] = LoraTarget(layer, part.in_features, part.out_features, inputs, part.shard.rows)
     return targets
+
+
+def _chooses_experts(layer: nn.Module) -> bool:
+    """Whether a linear layer scores experts: its forward returns more than the product, to which nothing can be added.
+
+    Most families have no linear layer there. Those of Llama 4 and Phi-3.5-MoE are called routers in transformers.
+    """
+    return isinstance(layer, nn.Linear) and type(layer).__name__.endswith("Router")
 
 
 def _features(layer: nn.Linear | PackedLinear | Conv1D | RowParallelLinear) -> tuple[int, int]:
