@@ -14,6 +14,7 @@ import pytest
 from tests.own_process import run_tests
 
 CHECKED = Path(__file__).with_name("checked.py")
+FAMILIES = Path(__file__).with_name("checked_families.py")
 FEATURES = Path(__file__).with_name("checked_features.py")
 REPORT = Path(__file__).with_name("checked_report.py")
 RANKS = Path(__file__).with_name("checked_ranks.py")
@@ -35,6 +36,18 @@ def test_the_device_notices_what_a_gpu_would_and_a_model_runs_on_it() -> None:
 @pytest.mark.timeout(600)
 def test_every_dense_family_runs_on_it() -> None:
     run_on_simulated_gpu(str(CHECKED), "-k", "TestFamilies or TestExperts or TestAdapters or TestHandoff or TestWaits")
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_families_of_each_kind_of_layers_serve_everything_at_once() -> None:
+    run_on_simulated_gpu(str(FAMILIES), "-k", "gemma2 or gpt2 or llama4")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_dense_family_serves_everything_at_once() -> None:
+    run_on_simulated_gpu(str(FAMILIES))
 
 
 @pytest.mark.more
