@@ -8,8 +8,10 @@ and every operator computes on them there, so tokens can be compared. What diffe
   results whose size depends on numbers, a copy to the host, and a copy from host memory that is not pinned.
 - A copy to pinned memory arrives when an event behind it has been waited for; the memory holds other numbers before.
 - Memory that a queued copy reads must not change until the copy is done.
-- Work on a side stream must have waited for an event. Whether it was the right one is not seen: the device does all
-  work in the order in which it is queued.
+- Work on a side stream must have waited for an event. For the blocks of an engine's KV cache it has to be the right
+  one: behind the last write of a block that is read, and behind the last use of one that is written (block_order.py).
+  For other memory this is not seen, since the device does all work in the order in which it is queued.
+- The ends of a data link copy on side streams of their own, as NCCL does (transport.py).
 - A graph records operators, and replays them on the same memory. While it records, nothing may wait. Before a replay,
   all that the graph computes is overwritten, and so is what other graphs of its pool have computed; memory that it
   reads must still belong to a tensor. So a replay that reads anything but static memory gives other numbers, or raises.

@@ -32,9 +32,10 @@ from tests.adapters import adapted_tokens, adapter_of, make_adapter
 from tests.engine_pair import EnginePair, engine_config
 from tests.kv_transfer.connected_workers import LAYOUT
 from tests.reference import greedy_tokens, random_prompt
+from tests.simulated_gpu.block_order import Unordered
 from tests.simulated_gpu.device import install
 from tests.simulated_gpu.graph import FreedMemory
-from tests.simulated_gpu.tensors import SIMULATION, ChangedTooEarly, MixedDevices, Unordered, WaitsInGraph
+from tests.simulated_gpu.tensors import SIMULATION, ChangedTooEarly, MixedDevices, WaitsInGraph
 
 CheckpointOf = Callable[[str], Path]
 DEVICE = install()

@@ -15,6 +15,7 @@ from torch.utils import backend_registration
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from actors.model import loader
+from tests.simulated_gpu.block_order import ORDER
 from tests.simulated_gpu.collectives import SimulatedNccl
 from tests.simulated_gpu.graph import Pool, SimulatedGraph, recording
 from tests.simulated_gpu.tensors import DEVICE_NAME, SIMULATION, DeviceTensor, is_pinned, pin, run
@@ -28,9 +29,12 @@ class SimulatedEvent:
 
     def __init__(self, *, blocking: bool = False) -> None:
         self._point = -1
+        self.operators = -1
+        """How many operators of the main stream are before the point."""
 
     def record(self, stream: SimulatedStream | None = None) -> None:
         self._point = SIMULATION.num_queued
+        self.operators = ORDER.point if SIMULATION.thread.side_stream is None else SIMULATION.thread.waited
 
     def query(self) -> bool:
         return SIMULATION.num_done >= self._point
@@ -50,7 +54,7 @@ class SimulatedStream:
     def wait_event(self, event: SimulatedEvent) -> None:
         """Work on the device waits, and not the host."""
         assert event._point >= 0, "the event is of no stream"
-        SIMULATION.thread.is_ordered = True
+        SIMULATION.thread.waited = max(SIMULATION.thread.waited, event.operators)
 
     def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
         event = event or SimulatedEvent()
@@ -80,7 +84,7 @@ class SimulatedModule(backend_registration._DummyBackendModule):
     @contextmanager
     def stream(self, stream: SimulatedStream) -> Iterator[None]:
         assert SIMULATION.thread.side_stream is None, "the project nests no streams"
-        SIMULATION.thread.side_stream, SIMULATION.thread.is_ordered = stream, False
+        SIMULATION.thread.side_stream, SIMULATION.thread.waited = stream, -1
         try:
             yield
         finally:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from tests.simulated_gpu.block_order import ORDER
 from tests.simulated_gpu.tensors import SIMULATION, memory_of, poison
 
 
@@ -72,6 +73,7 @@ class SimulatedGraph:
             graph.forget_results()
         with torch.inference_mode():
             for operator in self._operators:
+                ORDER.queue(operator.func, operator.args, operator.kwargs)
                 outputs = operator.func(*operator.args, **operator.kwargs)
                 fresh = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
                 arguments = {

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.simulated_gpu.block_order import ORDER, Unordered
 from tests.simulated_gpu.kernels import KERNELS
 
 DEVICE_NAME: Final = "simgpu"
@@ -43,15 +44,11 @@ class ChangedTooEarly(RuntimeError):
     """Host memory was changed before a queued copy had read it."""
 
 
-class Unordered(RuntimeError):
-    """Work was queued on a side stream that waits for nothing of the stream on which its memory was written."""
-
-
 class _Thread(threading.local):
-    """Holds one thread's stream. is_ordered: the side stream has waited for an event"""
+    """Holds one thread's stream. waited: the point up to which the side stream has waited; -1 for no event"""
 
     side_stream: Any = None
-    is_ordered: bool = False
+    waited: int = -1
 
 
 class Recorder(Protocol):
@@ -180,7 +177,7 @@ def _disown(address: int) -> None:
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute an operator on the host, after the checks of the device."""
     name = func._schema.name
-    if SIMULATION.thread.side_stream is not None and not SIMULATION.thread.is_ordered:
+    if SIMULATION.thread.side_stream is not None and SIMULATION.thread.waited < 0:
         raise Unordered(f"{_caller()}: {name} on a side stream that has waited for no event")
     leaves = tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -211,6 +208,10 @@ class _Call:
     def compute(self) -> Any:
         """Compute it, and let a graph record it."""
         func = KERNELS.get(self.func._schema.name) or self.func
+        if SIMULATION.thread.side_stream is None:
+            ORDER.queue(func, self.args, self.kwargs)
+        else:
+            ORDER.check(func, self.args, self.kwargs, SIMULATION.thread.waited)
         outputs = func(*self.args, **self.kwargs)
         if SIMULATION.is_recording:
             assert SIMULATION.recorder is not None

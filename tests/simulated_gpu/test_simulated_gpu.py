@@ -17,6 +17,7 @@ CHECKED = Path(__file__).with_name("checked.py")
 FAMILIES = Path(__file__).with_name("checked_families.py")
 FEATURES = Path(__file__).with_name("checked_features.py")
 REPORT = Path(__file__).with_name("checked_report.py")
+ORDER = Path(__file__).with_name("checked_order.py")
 RANKS = Path(__file__).with_name("checked_ranks.py")
 STATES = Path(__file__).with_name("checked_states.py")
 
@@ -54,6 +55,12 @@ def test_every_dense_family_serves_everything_at_once() -> None:
 @pytest.mark.timeout(600)
 def test_images_grammars_and_adapters_run_on_it() -> None:
     run_on_simulated_gpu(str(FEATURES))
+
+
+@pytest.mark.more
+@pytest.mark.timeout(600)
+def test_the_copies_of_transfers_wait_for_the_steps_that_use_their_blocks() -> None:
+    run_on_simulated_gpu(str(ORDER))
 
 
 @pytest.mark.more
