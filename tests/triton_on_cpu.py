@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
+import threading
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +25,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tests.own_process import TIMEOUT_S
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from actors.model.attention.backend import AttentionNeeds
+    from actors.model.attention.triton_backend import TritonBatch
 
 _BACKEND: Final = "actors.model.attention.triton_backend"
 _NUM_CHECKED: Final = 90
@@ -47,7 +51,7 @@ def pytest_configure() -> None:
 
     take_cpus(vars(triton_backend))
     setattr(engine_pair, "_TIMEOUT_S", TIMEOUT_S)  # noqa: B010  # a step takes the interpreter a second
-    needs = LoadedRunner._needs
+    needs, attend, turn = LoadedRunner._needs, triton_backend.TritonBatch.attend, threading.Lock()
 
     def needs_of_the_kernels(runner: LoadedRunner) -> AttentionNeeds:
         runner._cache_config = runner._cache_config.model_copy(
@@ -55,7 +59,13 @@ def pytest_configure() -> None:
         )
         return needs(runner)
 
+    def attend_in_turn(batch: TritonBatch, *arguments: Any) -> Tensor:
+        # The interpreter changes Triton's language for a whole process while it runs a kernel.
+        with turn:
+            return attend(batch, *arguments)
+
     setattr(LoadedRunner, "_needs", needs_of_the_kernels)  # noqa: B010  # for a whole process
+    setattr(triton_backend.TritonBatch, "attend", attend_in_turn)  # noqa: B010
 
 
 def reach_in() -> None:

@@ -1,4 +1,7 @@
-"""Requests that share a long prompt give the tokens that they would give alone."""
+"""Requests that share a long prompt give the tokens that they would give alone.
+
+The backend torch reads the common part once; the others read it for each request.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import pytest
 
 from actors.core.requests.sampling_params import SamplingParams
 from actors.model.attention import cascade, torch_backend
+from actors.model.attention.backend import BackendName
 from tests.engine_pair import EnginePair, engine_config
 from tests.reference import greedy_tokens, random_prompt
 
@@ -41,4 +45,5 @@ def test_a_long_common_prompt_is_read_once(
         pair.run()
         for name, prompt in prompts.items():
             assert pair.answers[name].token_ids == greedy_tokens(directory, tuple(prompt), NUM_TOKENS), name
-    assert max(batches) == len(prompts)
+        is_torch = pair.engines["decode"].executor.facts.attention_backend == BackendName.TORCH
+    assert max(batches, default=0) == (len(prompts) if is_torch else 0)

@@ -24,7 +24,7 @@ async def test_engines_of_one_role_serve_requests_through_the_ingress(
     role: EngineRole, checkpoint: Callable[[str], Path]
 ) -> None:
     directory = checkpoint("llama")
-    config = engine_config(directory, block_size=8)
+    config = engine_config(directory)
     config = config.model_copy(update={"kv_transfer": config.kv_transfer.model_copy(update={"transport": "auto"})})
     async with local_cluster(config, only=role) as cluster:
         server = make_ingress_server(cluster.serving, settings=grpc_settings())
