@@ -3,6 +3,8 @@
 torch reorders a plain weight at every call, or computes with it as it lies. The operators here are what torch's own
 compiler uses for frozen weights; nothing promises that they stay, so each data type is tried before it is used, and so
 is each shape: does a row's result depend on how many rows there are?
+
+The operator takes a plain weight, too, and reads it where it is: that needs no copy, and more time.
 """
 
 from __future__ import annotations
@@ -50,9 +52,12 @@ def rounded_rows(num_rows: int) -> int:
     return -(-num_rows // step) * step
 
 
-def multiply(inputs: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
-    """Return inputs times the transposed weight, plus bias: [..., in_features] -> [..., out_features], contiguous."""
-    output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, reordered, bias, "none", [], "")
+def multiply(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return inputs times the transposed weight, plus bias: [..., in_features] -> [..., out_features], contiguous.
+
+    weight: reordered by reorder_weight(), or plain and contiguous
+    """
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
     return output
 
 
@@ -82,9 +87,12 @@ def is_close(result: Tensor, expected: Tensor) -> bool:
 
 
 @torch.inference_mode()
-def try_rows(in_features: int, out_features: int, dtype: torch.dtype, *, has_bias: bool) -> RowResults:
+def try_rows(
+    in_features: int, out_features: int, dtype: torch.dtype, *, has_bias: bool, is_reordered: bool = True
+) -> RowResults:
     """Compute with a weight of this shape and with several numbers of rows, and compare the rows.
 
+    is_reordered: whether the weight is in oneDNN's order, and not plain
     The answer holds for the number of threads that torch has now.
     """
     num_outputs, half = min(out_features, _MAX_TRIED_OUTPUTS), in_features // 2
@@ -96,12 +104,12 @@ def try_rows(in_features: int, out_features: int, dtype: torch.dtype, *, has_bia
     order = torch.randperm(half, generator=generator)
     weight[:, half : 2 * half], inputs[:, half : 2 * half] = -weight[:, order], inputs[:, order]
     bias = torch.zeros(num_outputs, dtype=dtype) if has_bias else None
-    reordered, inputs = reorder_weight(weight.to(dtype)), inputs.to(dtype)
-    two = torch.cat([multiply(inputs[first : first + 2], reordered, bias) for first in (0, 2)])
+    weight, inputs = weight.to(dtype), inputs.to(dtype)
+    if is_reordered:
+        weight = reorder_weight(weight)
+    two = torch.cat([multiply(inputs[first : first + 2], weight, bias) for first in (0, 2)])
     differing = [
-        rows
-        for rows in _TRIED_ROWS
-        if not torch.equal(multiply(inputs[:rows], reordered, bias)[:4], two[: min(rows, 4)])
+        rows for rows in _TRIED_ROWS if not torch.equal(multiply(inputs[:rows], weight, bias)[:4], two[: min(rows, 4)])
     ]
     if not differing:
         return RowResults.INDEPENDENT

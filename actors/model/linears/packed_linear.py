@@ -1,4 +1,4 @@
-"""Linear layers that compute with a reordered weight, each alone or several as one product."""
+"""Linear layers that compute with oneDNN's operator, each alone or several as one product."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ Product = Callable[[Tensor], Tensor]
 
 
 class PackedProduct:
-    """Multiplies by one weight in oneDNN's order, and adds a bias."""
+    """Multiplies by one weight with oneDNN's operator, and adds a bias."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, pairs_single_rows: bool) -> None:
-        """Reorder a weight, [out_features, in_features]; the plain one is not kept. bias: [out_features]
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, pairs_single_rows: bool, is_reordered: bool = True
+    ) -> None:
+        """Take a weight, [out_features, in_features], and a bias, [out_features].
 
         pairs_single_rows: compute a row that comes alone twice, since two rows are summed in another order than one
+        is_reordered: compute with a copy in oneDNN's order, and do not keep the plain weight; otherwise the plain
+            weight, which has to be contiguous, is read where it is
         """
-        self._reordered = onednn.reorder_weight(weight)
+        self._weight = onednn.reorder_weight(weight) if is_reordered else weight.detach()
         self._bias = None if bias is None else bias.detach()
         self._pairs_single_rows = pairs_single_rows
 
@@ -31,11 +35,11 @@ class PackedProduct:
         num_rows = inputs.numel() // inputs.shape[-1]
         if self._pairs_single_rows and num_rows == 1:
             pair = inputs.reshape(1, -1).expand(2, -1)
-            return onednn.multiply(pair, self._reordered, self._bias)[:1].view(*inputs.shape[:-1], -1)
+            return onednn.multiply(pair, self._weight, self._bias)[:1].view(*inputs.shape[:-1], -1)
         if num_added := onednn.rounded_rows(num_rows) - num_rows:
             rows = functional.pad(inputs.reshape(num_rows, -1), (0, 0, 0, num_added))
-            return onednn.multiply(rows, self._reordered, self._bias)[:num_rows].view(*inputs.shape[:-1], -1)
-        return onednn.multiply(inputs, self._reordered, self._bias)
+            return onednn.multiply(rows, self._weight, self._bias)[:num_rows].view(*inputs.shape[:-1], -1)
+        return onednn.multiply(inputs, self._weight, self._bias)
 
 
 class FusedProduct:
@@ -85,3 +89,18 @@ class PackedLinear(nn.Module):
     def extra_repr(self) -> str:
         """Describe the layer as nn.Linear does."""
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class TiedLinear(nn.Linear):
+    """Stands for an output layer whose weight is the embeddings', so it stays plain and has its name in the model."""
+
+    def __init__(self, layer: nn.Linear, product: Product) -> None:
+        """layer: the layer that this one replaces, whose weight and bias it takes; product: computes its outputs."""
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.weight, self.bias = layer.weight, layer.bias
+        self._product = product
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Compute [..., in_features] -> [..., out_features]."""
+        return self._product(inputs)

@@ -3,6 +3,9 @@
 It comes last at loading: after the weights were read or sliced, and after the checks, which read plain weights. One
 layer is packed after the other, and its plain weight is freed before the next, so a model never is in memory twice.
 Before a plain weight is freed its product is compared with the packed one, and the whole model is compared at the end.
+
+An output layer that is tied to the embeddings keeps its plain weight, which the embeddings are looked up in, and
+computes with it by the same operator: torch's own product would give a row other bits in batches of other sizes.
 """
 
 from __future__ import annotations
@@ -25,8 +28,8 @@ from actors.model.forward import FlatForward
 from actors.model.linears import onednn
 from actors.model.linears.freed_memory import MappedPages, trim_heap
 from actors.model.linears.onednn import RowResults
-from actors.model.linears.packed_linear import FusedProduct, PackedLinear, PackedProduct, Product
-from actors.model.linears.watched_layers import FoundLayer, find_layers, replace_module
+from actors.model.linears.packed_linear import FusedProduct, PackedLinear, PackedProduct, Product, TiedLinear
+from actors.model.linears.watched_layers import FoundLayer, find_layers, find_tied_layers, replace_module
 from actors.model.tensor_parallel.group import TensorParallelGroup
 from kv_transfer.device_kind import is_accelerator
 
@@ -44,12 +47,14 @@ class PackedLayers:
     num_products: products that these layers take
     num_plain:    layers that were found and left as they are, since a row's result would depend on the batch, or since
         the packed product gave another result
+    num_tied:     output layers that compute by oneDNN with the plain weight of the embeddings
     shapes:       (in_features, out_features) of products, by what a row's result depends on
     """
 
     num_packed: int = 0
     num_products: int = 0
     num_plain: int = 0
+    num_tied: int = 0
     shapes: dict[RowResults, set[tuple[int, int]]] = field(default_factory=dict)
 
     def describe(self) -> str:
@@ -102,6 +107,8 @@ def pack_linears(forward: FlatForward, architecture: str) -> PackedLayers:
         _pack_group(forward.model, groups.pop(0), rows, report, pages)
         # Freed weights are not reused by themselves: in bf16 the process grew by as much as the whole model has.
         trim_heap()
+    for found in find_tied_layers(forward.model):
+        _take_operator(forward.model, found, rows, report)
     with torch.inference_mode():
         is_rounded = is_quantized(forward.model)
         error = relative_error(_run(forward, architecture), outputs[0], is_rounded=is_rounded)
@@ -118,6 +125,7 @@ def pack_linears(forward: FlatForward, architecture: str) -> PackedLayers:
             "num_layers": report.num_packed,
             "num_products": report.num_products,
             "num_left_plain": report.num_plain,
+            "num_tied": report.num_tied,
             "relative_error": error,
             "elapsed_s": round(time.monotonic() - started, 3),
         },
@@ -134,14 +142,16 @@ class _RowTrials:
     """Finds out what a row's result depends on, once for each shape."""
 
     def __init__(self, report: PackedLayers) -> None:
-        self._tried: dict[tuple[int, int, torch.dtype, bool], RowResults] = {}
+        self._tried: dict[tuple[int, int, torch.dtype, bool, bool], RowResults] = {}
         self._report = report
 
-    def of(self, weight: Tensor, bias: Tensor | None) -> RowResults:
+    def of(self, weight: Tensor, bias: Tensor | None, *, is_reordered: bool = True) -> RowResults:
         out_features, in_features = weight.shape
-        key = (in_features, out_features, weight.dtype, bias is not None)
+        key = (in_features, out_features, weight.dtype, bias is not None, is_reordered)
         if key not in self._tried:
-            self._tried[key] = onednn.try_rows(in_features, out_features, weight.dtype, has_bias=bias is not None)
+            self._tried[key] = onednn.try_rows(
+                in_features, out_features, weight.dtype, has_bias=bias is not None, is_reordered=is_reordered
+            )
             self._report.shapes.setdefault(self._tried[key], set()).add((in_features, out_features))
             if self._tried[key] is RowResults.DEPENDENT:
                 logger.warning(
@@ -163,8 +173,7 @@ def _pack_group(
     if results is RowResults.DEPENDENT:
         report.num_plain += len(group)
         return
-    inputs = torch.randn(_NUM_COMPARED_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    inputs = inputs.to(weight.dtype)
+    inputs = _drawn_inputs(weight)
     expected = functional.linear(inputs, weight, bias)
     product = PackedProduct(weight, bias, pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO)
     if not onednn.is_close(product(inputs), expected):
@@ -181,6 +190,35 @@ def _pack_group(
     fused = FusedProduct(product, sizes)
     for index, found in enumerate(group):
         _replace(model, found, partial(fused.part, index=index))
+
+
+@torch.inference_mode()
+def _take_operator(model: nn.Module, found: FoundLayer, trials: _RowTrials, report: PackedLayers) -> None:
+    """Let a tied layer compute with oneDNN's operator and its plain weight, if a row's bits do not depend on others."""
+    layer = found.layer
+    assert isinstance(layer, nn.Linear)
+    results = trials.of(layer.weight, layer.bias, is_reordered=False)
+    product = PackedProduct(
+        layer.weight,
+        layer.bias,
+        pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO,
+        is_reordered=False,
+    )
+    inputs = _drawn_inputs(layer.weight)
+    among = product(inputs)
+    is_right = onednn.is_close(among, functional.linear(inputs, layer.weight, layer.bias))
+    # The trial had fewer outputs than the layer may have.
+    if results is RowResults.DEPENDENT or not is_right or not torch.equal(product(inputs[:1]), among[:1]):
+        logger.warning("a tied output layer computes with torch's product", extra={"layer": found.names[0]})
+        report.num_plain += 1
+        return
+    report.num_tied += 1
+    replace_module(model, found.names, TiedLinear(layer, product))
+
+
+def _drawn_inputs(weight: Tensor) -> Tensor:
+    inputs = torch.randn(_NUM_COMPARED_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    return inputs.to(weight.dtype)
 
 
 def _joined(weights: list[nn.Parameter] | list[Tensor]) -> Tensor:

@@ -113,15 +113,39 @@ def _may_share_a_product(one: _Calls, other: _Calls) -> bool:
     )
 
 
+def find_tied_layers(model: nn.Module) -> list[FoundLayer]:
+    """Return the output layers whose weight is that of the embeddings, and of no other module."""
+    embeddings = {module.weight.data_ptr(): module for module in model.modules() if isinstance(module, nn.Embedding)}
+    owners = _owners(model)
+    found: dict[int, FoundLayer] = {}
+    for name, layer in _usual_layers(model):
+        pointer = layer.weight.data_ptr()
+        is_tied = pointer in embeddings and owners[pointer] == 2
+        if is_tied and type(layer) is nn.Linear and layer.weight.is_contiguous():
+            names = found[id(layer)].names if id(layer) in found else ()
+            found[id(layer)] = FoundLayer((*names, name), layer)
+    return list(found.values())
+
+
 def _packable(model: nn.Module) -> Iterator[tuple[str, PackableLayer]]:
     """Yield linear layers by name whose weight is a plain tensor on the CPU that no other module has."""
+    owners = _owners(model)
+    return ((name, layer) for name, layer in _usual_layers(model) if owners[layer.weight.data_ptr()] == 1)
+
+
+def _owners(model: nn.Module) -> Counter[int]:
+    """Count the modules that have each parameter, by the address of its numbers."""
     # A quantized weight of another class may have no memory of its own.
-    owners = Counter(
+    return Counter(
         parameter.data_ptr()
         for module in model.modules()
         for parameter in module.parameters(recurse=False)
         if type(parameter) is nn.Parameter
     )
+
+
+def _usual_layers(model: nn.Module) -> Iterator[tuple[str, PackableLayer]]:
+    """Yield linear layers by name whose weight is a plain tensor on the CPU."""
     for name, module in model.named_modules(remove_duplicate=False):
         # Subclasses of nn.Linear compute something else: quantized weights, other dtypes. So do layers with a forward
         # of their own, such as those that round their inputs first.
@@ -136,7 +160,6 @@ def _packable(model: nn.Module) -> Iterator[tuple[str, PackableLayer]]:
             and weight.layout == torch.strided
             and weight.ndim == 2
             and weight.numel()
-            and owners[weight.data_ptr()] == 1
             and not (module._forward_hooks or module._forward_pre_hooks)
         ):
             yield name, module

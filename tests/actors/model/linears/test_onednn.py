@@ -81,17 +81,21 @@ def test_other_data_types_are_refused_by_name() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("is_reordered", [False, True])
 def test_a_row_alone_and_among_others_has_the_same_bits(
-    dtype: torch.dtype, shape: tuple[int, int], *, has_bias: bool
+    dtype: torch.dtype, shape: tuple[int, int], *, is_reordered: bool, has_bias: bool
 ) -> None:
     skip_without(dtype)
     torch.manual_seed(2)
     in_features, out_features = shape
     weight, bias = torch.randn(out_features, in_features).to(dtype), torch.randn(out_features).to(dtype)
-    results = try_rows(in_features, out_features, dtype, has_bias=has_bias)
+    results = try_rows(in_features, out_features, dtype, has_bias=has_bias, is_reordered=is_reordered)
     assert results is not RowResults.DEPENDENT
     product = PackedProduct(
-        weight, bias if has_bias else None, pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO
+        weight,
+        bias if has_bias else None,
+        pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO,
+        is_reordered=is_reordered,
     )
     inputs = torch.randn(256, in_features).to(dtype)
 

@@ -98,7 +98,7 @@ def test_few_numbers_of_rows_are_computed_since_code_is_generated_for_each(monke
 
     monkeypatch.setattr(onednn, "multiply", count)
     inputs = torch.randn(1, 2048, 6, generator=torch.Generator().manual_seed(4))
-    expected = multiply(inputs, product._reordered, None)
+    expected = multiply(inputs, product._weight, None)
     for num_rows in range(2049):
         assert torch.equal(product(inputs[:, :num_rows]), expected[:, :num_rows]), num_rows
 

@@ -21,7 +21,7 @@ from actors.model.attention.probe import GeometryProbe
 from actors.model.errors import SelfCheckFailed, UnsupportedModel
 from actors.model.linears import onednn, packing
 from actors.model.linears.onednn import RowResults
-from actors.model.linears.packed_linear import PackedLinear
+from actors.model.linears.packed_linear import PackedLinear, TiedLinear
 from actors.model.linears.watched_layers import FoundLayer
 from actors.model.loader import LoadedModel, load_model
 from tests.actors.model.ranks import on_each_rank
@@ -54,6 +54,13 @@ def logits_of(loaded: LoadedModel, num_tokens: int = 6) -> Tensor:
 def add_to_config(directory: Path, settings: dict[str, object]) -> None:
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps(config | settings))
+
+
+def tied_llama(checkpoint: CheckpointOf, tmp_path: Path) -> Path:
+    """A config without weights, for load_format="dummy"."""
+    directory = shutil.copytree(checkpoint("llama"), tmp_path / "model")
+    add_to_config(directory, {"tie_word_embeddings": True})
+    return directory
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -121,22 +128,50 @@ def test_a_data_type_that_does_not_work_is_left_plain(
         load(checkpoint("llama"), weight_packing="onednn")
 
 
-def test_the_embeddings_that_an_output_layer_is_tied_to_stay_plain(checkpoint: CheckpointOf, tmp_path: Path) -> None:
-    directory = shutil.copytree(checkpoint("llama"), tmp_path / "model")
-    add_to_config(directory, {"tie_word_embeddings": True})
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_output_layer_that_is_tied_to_the_embeddings_computes_with_their_plain_weight(
+    dtype: str, checkpoint: CheckpointOf, tmp_path: Path
+) -> None:
+    directory = tied_llama(checkpoint, tmp_path)
+    plain = load(directory, dtype=dtype, load_format="dummy", weight_packing="none")
+    expected = logits_of(plain).float()
 
-    loaded = load(directory, load_format="dummy")
+    loaded = load(directory, dtype=dtype, load_format="dummy")
 
     model = loaded.forward.model
-    assert "lm_head" not in packed_names(loaded)
+    assert isinstance(model.get_submodule("lm_head"), TiedLinear)
     assert "model.layers.0.mlp.up_proj" in packed_names(loaded)
     assert model.get_parameter("lm_head.weight") is model.get_parameter("model.embed_tokens.weight")
+    error = (logits_of(loaded).float() - expected).abs().max() / expected.abs().max()
+    assert float(error) < (1e-5 if dtype == "float32" else 0.05)
+
+
+def test_a_tied_output_layer_whose_rows_depend_on_the_batch_keeps_torchs_product(
+    checkpoint: CheckpointOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        onednn,
+        "try_rows",
+        lambda *shape, has_bias, is_reordered: RowResults.INDEPENDENT if is_reordered else RowResults.DEPENDENT,
+    )
+
+    loaded = load(tied_llama(checkpoint, tmp_path), load_format="dummy")
+
+    assert type(loaded.forward.model.get_submodule("lm_head")) is nn.Linear
+    assert "model.layers.0.mlp.up_proj" in packed_names(loaded)
+
+
+def test_a_tied_output_layer_stays_plain_where_packing_is_not_wanted(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+    loaded = load(tied_llama(checkpoint, tmp_path), load_format="dummy", weight_packing="none")
+    assert type(loaded.forward.model.get_submodule("lm_head")) is nn.Linear
 
 
 def test_a_shape_whose_rows_depend_on_the_batch_is_left_plain(
     checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def try_rows(in_features: int, out_features: int, dtype: torch.dtype, *, has_bias: bool) -> RowResults:
+    def try_rows(
+        in_features: int, out_features: int, dtype: torch.dtype, *, has_bias: bool, is_reordered: bool
+    ) -> RowResults:
         return RowResults.DEPENDENT if in_features == 64 else RowResults.INDEPENDENT_FROM_TWO
 
     expected = logits_of(load(checkpoint("llama"), weight_packing="none"))
@@ -153,7 +188,7 @@ def test_a_shape_whose_rows_depend_on_the_batch_is_left_plain(
 def test_a_row_that_comes_alone_is_computed_twice_where_two_are_summed_in_another_order(
     results: RowResults, least: int, checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onednn, "try_rows", lambda *shape, has_bias: results)
+    monkeypatch.setattr(onednn, "try_rows", lambda *shape, has_bias, is_reordered: results)
     loaded, num_rows, multiply = load(checkpoint("llama")), list[int](), onednn.multiply
 
     def counting(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -166,10 +201,12 @@ def test_a_row_that_comes_alone_is_computed_twice_where_two_are_summed_in_anothe
 
 
 def test_each_shape_is_tried_once_with_a_bias_and_once_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[tuple[int, int, torch.dtype, bool]] = []
+    tried: list[tuple[int, int, torch.dtype, bool, bool]] = []
 
-    def try_rows(in_features: int, out_features: int, dtype: torch.dtype, *, has_bias: bool) -> RowResults:
-        tried.append((in_features, out_features, dtype, has_bias))
+    def try_rows(
+        in_features: int, out_features: int, dtype: torch.dtype, *, has_bias: bool, is_reordered: bool
+    ) -> RowResults:
+        tried.append((in_features, out_features, dtype, has_bias, is_reordered))
         return RowResults.DEPENDENT if has_bias else RowResults.INDEPENDENT
 
     monkeypatch.setattr(onednn, "try_rows", try_rows)
@@ -178,7 +215,13 @@ def test_each_shape_is_tried_once_with_a_bias_and_once_without(monkeypatch: pyte
         assert trials.of(weight, None) is RowResults.INDEPENDENT
         assert trials.of(weight, bias) is RowResults.DEPENDENT
         assert trials.of(weight.bfloat16(), None) is RowResults.INDEPENDENT
-    assert tried == [(16, 8, torch.float32, False), (16, 8, torch.float32, True), (16, 8, torch.bfloat16, False)]
+        assert trials.of(weight, None, is_reordered=False) is RowResults.INDEPENDENT
+    assert tried == [
+        (16, 8, torch.float32, False, True),
+        (16, 8, torch.float32, True, True),
+        (16, 8, torch.bfloat16, False, True),
+        (16, 8, torch.float32, False, False),
+    ]
 
 
 def test_a_layer_whose_packed_product_is_wrong_is_left_plain(
@@ -249,7 +292,7 @@ def test_a_layers_plain_weight_is_freed_before_the_next_is_packed(
         in_memory.append(reordered[0] + sum(numel for parameter, numel in plain if parameter() is not None))
         return reorder(weight)
 
-    monkeypatch.setattr(onednn, "try_rows", lambda *shape, has_bias: RowResults.INDEPENDENT)
+    monkeypatch.setattr(onednn, "try_rows", lambda *shape, has_bias, is_reordered: RowResults.INDEPENDENT)
     monkeypatch.setattr(onednn, "reorder_weight", measure)
 
     report = packing.pack_linears(loaded.forward, loaded.architecture)

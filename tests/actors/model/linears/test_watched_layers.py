@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actors.model.linears.watched_layers import find_layers
+from actors.model.linears.watched_layers import find_layers, find_tied_layers
 
 
 class OtherLinear(nn.Linear):
@@ -111,6 +111,29 @@ def test_a_layer_in_two_places_is_found_once_with_both_names() -> None:
         layer.v = layer.k
 
     assert find(lambda m, x: (m.q(x), m.k(x), m.v(x)), share) == [["q"], ["k+v"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (id, [("output",)]),
+        (lambda model: setattr(model, "also", model.output), [("output", "also")]),
+        (lambda model: setattr(model.other, "weight", model.output.weight), []),
+        (lambda model: setattr(model, "output", nn.Linear(6, 8)), []),
+        (lambda model: model.output.register_forward_hook(lambda *call: None), []),
+    ],
+    ids=["tied", "in two places", "another layer has it too", "its own weight", "with a hook"],
+)
+def test_a_layer_that_has_the_weight_of_the_embeddings_is_tied(
+    change: Callable[[nn.ModuleDict], object], expected: list[tuple[str, ...]]
+) -> None:
+    model = nn.ModuleDict({"embeddings": nn.Embedding(8, 6), "output": nn.Linear(6, 8), "other": nn.Linear(6, 8)})
+    embeddings, output = model["embeddings"], model["output"]
+    assert isinstance(embeddings, nn.Embedding)
+    assert isinstance(output, nn.Linear)
+    output.weight = embeddings.weight
+    change(model)
+    assert [found.names for found in find_tied_layers(model)] == expected
 
 
 def test_a_model_that_fails_is_as_it_was() -> None:
