@@ -111,6 +111,16 @@ def test_a_traced_step_gives_the_same_bits_in_bfloat16(checkpoint: CheckpointOf)
 
 
 @pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_traced_step_gives_the_same_bits_with_an_output_layer_tied_to_the_embeddings(
+    dtype: str, tmp_path: Path
+) -> None:
+    runner = make_runner(make_checkpoint("llama", tmp_path, tie_word_embeddings=True), dtype=dtype)
+    assert compile_of(runner).startswith("steps of one token, "), runner.cuda_graphs
+    check_bits(runner)
+
+
+@pytest.mark.usefixtures("traced_only")
 def test_steps_count_as_replayed_and_others_do_not(checkpoint: CheckpointOf) -> None:
     runner = make_runner(checkpoint("llama"))
     compile_of(runner)
