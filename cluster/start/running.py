@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, Final
 
 from rich.console import Console
+from rich.status import Status
 
 from cluster.access.certificate_dates import find_certificate_warnings
 from cluster.api.http.live_page.page_access import page_lines
@@ -21,6 +22,7 @@ from cluster.checks.startup_checks import refuse_bad_files, refuse_bad_start
 from cluster.config import ClusterConfig
 from cluster.errors import CannotStart, InvalidConfig
 from cluster.start import local_ray
+from cluster.start.counted_progress import progress_bar_of
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +165,7 @@ class RunningCluster:
 
         starting = self._controller.start.remote()
         num_events, heard_at_s, was_silent = 0, time.monotonic(), False
-        with console.status("starting"):
+        with console.status("starting") as status:
             while not stop.is_set():
                 # This wait ends with the start. A wait for the next event would go on after it.
                 done, _ = ray.wait([starting], timeout=_PROGRESS_INTERVAL_S)
@@ -173,7 +175,7 @@ class RunningCluster:
                     self._controller.attend.remote()
                     num_events += len(events)
                     for event in events:
-                        _say(console, event)
+                        _show(console, status, event)
                     if done:
                         self.addresses = result_of(starting, timeout_s=_POLL_TIMEOUT_S)
                         self.http_addresses = call_blocking(self._controller.http_addresses, timeout_s=_POLL_TIMEOUT_S)
@@ -261,6 +263,14 @@ def _sweep(config: ClusterConfig) -> int:
     from cluster.pool.ray_objects.leftovers import sweep
 
     return sweep(config.ray.namespace)
+
+
+def _show(console: Console, status: Status, event: str) -> None:
+    """Print an event of the start; a terminal shows one that counts as a bar in the last line instead."""
+    bar = progress_bar_of(event) if console.is_terminal else None
+    status.update("starting" if bar is None else bar)
+    if bar is None:
+        _say(console, event)
 
 
 def _say(console: Console, event: str) -> None:

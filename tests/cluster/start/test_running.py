@@ -46,6 +46,21 @@ def test_a_controller_that_has_no_place_yet_is_waited_for(monkeypatch: pytest.Mo
     assert lines == ["waiting for a node for the controller, and its environment", "loading"]
 
 
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_shows_counts_as_a_bar_and_a_log_has_them_as_lines(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = [f"decode-0: capturing CUDA graphs, {index} of 2 batch sizes" for index in (1, 2)]
+    answers = {"progress": [*counted, "decode-0: serving"], "start": ["10.0.0.1:50051"], "http_addresses": []}
+    _answers(monkeypatch, answers.__getitem__)
+    said = io.StringIO()
+    cluster = RunningCluster(ClusterConfig(), needs_driver=False, controller=_Controller())
+
+    assert cluster.start(Console(file=said, force_terminal=is_terminal, width=100), threading.Event())
+    lines = [line.partition(" s  ")[2] for line in said.getvalue().splitlines() if " s  " in line]
+    assert lines == ([] if is_terminal else counted) + ["decode-0: serving"]
+
+
 def test_only_the_start_itself_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[tuple[list[str], bool]] = []
 
