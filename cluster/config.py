@@ -6,6 +6,7 @@ Nothing starts before all settings are valid; an error names the setting, its va
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -349,18 +350,13 @@ def load_cluster_config(path: Path | None, overrides: dict[str, Any], *, looks_a
     return config
 
 
-def find_checkpoint_mistakes(config: ClusterConfig) -> list[str]:
-    """Return why the model or an adapter cannot be served with these settings, by their files on this machine."""
-    return [
-        *find_model_mistakes(
-            config.model,
-            config.tensor_parallel_sizes,
-            config.draft_models,
-            stores=config.store_settings,
-            block_sizes=config.block_sizes,
-        ),
-        *find_adapter_mistakes(config.lora),
-    ]
+def find_checkpoint_mistakes(config: ClusterConfig, meanwhile: Callable[[], None] | None = None) -> list[str]:
+    """Return why the model or an adapter cannot be served, by their files; meanwhile: see find_model_mistakes()."""
+    sizes, drafts, stores = config.tensor_parallel_sizes, config.draft_models, config.store_settings
+    mistakes = find_model_mistakes(
+        config.model, sizes, drafts, stores=stores, block_sizes=config.block_sizes, meanwhile=meanwhile
+    )
+    return [*mistakes, *find_adapter_mistakes(config.lora)]
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +31,7 @@ def find_model_mistakes(
     *,
     stores: Sequence[str] = (),
     block_sizes: Mapping[str, int] | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> list[str]:
     """Return why a model cannot be served with these settings; empty if its files show no mistake.
 
@@ -36,6 +39,7 @@ def find_model_mistakes(
     draft_models: directories of the draft models of speculative decoding, by the setting's name
     stores: the names of the settings that give engines KV stores
     block_sizes: tokens of a block, by the setting's name
+    meanwhile: is called while a child process checks the config; not called if no child process is needed
     """
     drafts = draft_models or {}
     mistakes: list[str] = []
@@ -61,7 +65,7 @@ def find_model_mistakes(
         "stores": list(stores),
         "block_sizes": dict(block_sizes or {}),
     }
-    return _ask_child(model, question)
+    return _ask_child(model, question, meanwhile)
 
 
 def _read_files(directory: Path, model: ModelConfig) -> dict[str, Any]:
@@ -86,17 +90,25 @@ def find_adapter_mistakes(lora: LoraConfig | None) -> list[str]:
     return mistakes
 
 
-def _ask_child(model: ModelConfig, question: Mapping[str, Any]) -> list[str]:
+def _ask_child(
+    model: ModelConfig, question: Mapping[str, Any], meanwhile: Callable[[], None] | None = None
+) -> list[str]:
     """Return the mistakes that a child process finds.
 
     The child imports transformers without torch. In this process that would be wrong, since it may need torch later.
     question: as model_probe.py reads it
+    meanwhile: is called while the child runs; an error that it raises is raised once the child has ended
     """
     command = [sys.executable, "-m", "cluster.checks.model_probe"]
+    ask = partial(
+        subprocess.run, command, input=json.dumps(question), capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S
+    )
     try:
-        done = subprocess.run(
-            command, input=json.dumps(question), capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=True
-        )
+        with ThreadPoolExecutor(1, thread_name_prefix="model-check") as thread:
+            asked = thread.submit(ask, check=True)
+            if meanwhile is not None:
+                meanwhile()
+        done = asked.result()
     except subprocess.TimeoutExpired:
         # A timeout says nothing about the model, only that the machine is slow; the engines repeat this check at their
         # start.

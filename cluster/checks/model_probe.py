@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.config import ModelConfig
+from actors.process.garbage_collection import no_collection
 from cluster.text.torch_free import without_torch
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ _TOKENIZER_FILES = (
 def main() -> None:
     """Read the question from standard input, and print the mistakes."""
     question = json.load(sys.stdin)
-    with without_torch():
+    with no_collection(), without_torch():
         model = ModelConfig.model_validate(question["model"])
         mistakes = find_config_mistakes(
             model,

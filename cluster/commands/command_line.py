@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
 
-from cluster.config import ClusterConfig, load_cluster_config
+from cluster.config import ClusterConfig, find_checkpoint_mistakes, load_cluster_config
 from cluster.errors import ClusterError, InvalidConfig
 
 ConfigFile = Annotated[
@@ -81,6 +83,16 @@ def load(path: Path | None, overrides: dict[str, Any], *, looks_at_model: bool =
         return load_cluster_config(path, overrides, looks_at_model=looks_at_model)
     except InvalidConfig as error:
         fail(error, exit_code=2)
+
+
+def load_to_start(
+    path: Path | None, overrides: dict[str, Any], meanwhile: Callable[[ClusterConfig], None]
+) -> ClusterConfig:
+    """Load the settings as load() does, and call `meanwhile` with them while a child process looks at the model."""
+    config = load(path, overrides, looks_at_model=False)
+    if mistakes := find_checkpoint_mistakes(config, partial(meanwhile, config)):
+        fail(InvalidConfig("command line" if path is None else str(path), mistakes), exit_code=2)
+    return config
 
 
 def run(command: Any) -> None:  # The type is Any because a command may return anything; the result is ignored.

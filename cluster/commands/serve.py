@@ -17,6 +17,7 @@ from cluster.commands.command_line import (
     NumPrefill,
     RayAddress,
     load,
+    load_to_start,
     run,
 )
 from cluster.settings.http import HttpConfig
@@ -104,9 +105,10 @@ def serve(
         },
         "ray": {"address": ray_address},
     }
-    cluster_config = load(config, overrides)
-
+    from cluster.start.local_ray import import_ray
     from cluster.start.running import serve_until_signalled, start_detached
+
+    cluster_config = load_to_start(config, overrides, import_ray)
 
     run(lambda: (start_detached if detach else serve_until_signalled)(cluster_config, Console()))
 
@@ -141,7 +143,9 @@ def demo(
     Without --config, one prefill and one decode engine serve the demo model on
     this machine's CPU.
     """
-    cluster_config = load(config, {"ingress": {"port": 0}})
+    from cluster.start.local_ray import import_ray
+
+    cluster_config = load_to_start(config, {"ingress": {"port": 0}}, import_ray)
 
     from cluster.commands.demo import run_demo
 

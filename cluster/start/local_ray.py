@@ -48,6 +48,18 @@ def connect(config: ClusterConfig) -> ClusterConfig:
     return config if config.engine_host else config.model_copy(update={"engine_host": "127.0.0.1"})
 
 
+def import_ray(config: ClusterConfig) -> None:
+    """Import Ray and the controller's class before connect() does, such as while something else is waited for.
+
+    Sets the environment variables that connect() would set.
+    """
+    if address_of(config) is None:
+        _set_environment()
+    import ray  # noqa: F401
+
+    import cluster.pool.controller.controller  # noqa: F401
+
+
 def address_of(config: ClusterConfig) -> str | None:
     """Return the address of the Ray cluster to join; None if one has to be started."""
     return config.ray.address or os.environ.get("RAY_ADDRESS") or None
@@ -121,17 +133,24 @@ def _wait_for_head(address: str) -> bool:
     return False
 
 
-def _start_local(config: ClusterConfig) -> None:
+def _set_environment() -> None:
+    """Set the variables that Ray reads in a local cluster's processes, unless the user has set them."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # By default Ray gives workers a low priority (nice 15). On a busy host, an engine could then be silent for so long
     # that the controller considers it lost.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # The first workers start with the node, not once the driver has connected: they import Ray while ray.init() waits.
+    os.environ.setdefault("RAY_enable_worker_prestart", "1")
     # With 127.0.0.1 as the node's address, half of Ray's servers would listen on all addresses, unless Ray is told with
     # this variable that no other node will join. Its name comes from the systems on which this is Ray's default.
     os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def _start_local(config: ClusterConfig) -> None:
+    _set_environment()
     directory = RayDirectory()
     _directories.append(directory)
     try:

@@ -14,7 +14,6 @@ from cluster.planning.fleet_estimate import FleetEstimator
 from cluster.planning.plan_record import PlanInputs, PlanMemory
 from cluster.planning.planner import PlanStep, plan
 from cluster.routing.decision import RoutingMode
-from cluster.simulation.fleet_estimator import SimulationEstimator
 
 
 class PlanTask(msgspec.Struct, frozen=True):
@@ -37,6 +36,9 @@ def main() -> None:
 
 
 def _start(greeting: bytes) -> Callable[[bytes], bytes]:
+    # Imported here: the controller imports this module too, and never simulates.
+    from cluster.simulation.fleet_estimator import SimulationEstimator
+
     # An estimator keeps what it has learned of the engines' speed for the next tick.
     estimator_of = cache(SimulationEstimator)
     return lambda task: answer(task, estimator_of)

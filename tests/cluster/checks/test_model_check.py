@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 from transformers import CONFIG_MAPPING
 
@@ -224,6 +226,36 @@ def test_a_child_process_says_the_same_without_torch(tmp_path: Path, monkeypatch
     monkeypatch.delitem(sys.modules, "transformers")
 
     assert find(tmp_path) == expected != []
+
+
+def test_other_work_is_done_while_a_child_process_looks_and_only_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path)
+    model = ModelConfig.model_validate({"model": str(tmp_path), "load_format": "dummy"})
+    calls: list[str] = []
+    look = partial(find_model_mistakes, model, {NAME: 1}, meanwhile=lambda: calls.append("called"))
+
+    assert look() == []
+    assert calls == [], "this process has transformers, so it looks by itself"
+    monkeypatch.delitem(sys.modules, "transformers")
+    assert look() == []
+    assert calls == ["called"]
+
+
+def test_an_error_of_other_work_is_raised_once_the_child_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path)
+    model = ModelConfig.model_validate({"model": str(tmp_path), "load_format": "dummy"})
+    monkeypatch.delitem(sys.modules, "transformers")
+
+    def fail() -> None:
+        raise RuntimeError("no Ray")
+
+    with pytest.raises(RuntimeError, match="no Ray"):
+        find_model_mistakes(model, {NAME: 1}, meanwhile=fail)
+    assert psutil.Process().children() == []
 
 
 def test_the_child_process_does_not_load_torch() -> None:
