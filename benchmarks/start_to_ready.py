@@ -88,14 +88,14 @@ def run(
 def measure(checkout: Path, arguments: Sequence[str], wait_s: float) -> Start:
     """Start a cluster on free ports, measure it at its ready line and wait_s seconds later, and stop it.
 
+    The checkout's own code runs, whichever code its virtual environment has installed, and Python keeps the bytecode.
     Raises RuntimeError if the start fails.
     """
     command = [str(checkout / ".venv/bin/raypd"), "serve", "--port", "0", "--http-port", "0", *arguments]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RAYPD_"))}
+    environment |= {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(checkout.resolve()), "PYTHONDONTWRITEBYTECODE": ""}
     started_s = time.monotonic()
-    with subprocess.Popen(
-        command, cwd=checkout, stdout=subprocess.PIPE, text=True, env=environment | {"PYTHONUNBUFFERED": "1"}
-    ) as driver:
+    with subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, text=True, env=environment) as driver:
         assert driver.stdout is not None
         try:
             phases = []

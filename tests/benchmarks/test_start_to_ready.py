@@ -34,6 +34,12 @@ def test_a_start_has_its_phases_and_the_memory_of_all_processes(tmp_path: Path) 
     assert start.pss_bytes > 0
 
 
+def test_each_checkout_runs_its_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/another/checkout")
+    checkout = _checkout(tmp_path, "ready $PYTHONPATH")
+    assert measure(checkout, [], wait_s=0.0).phases[-1][1] == f"ready {tmp_path}"
+
+
 def test_a_start_that_fails_is_an_error_with_what_it_printed(tmp_path: Path) -> None:
     checkout = _checkout(tmp_path, "no room", then="kill $child; exit 3\n")
     with pytest.raises(RuntimeError, match=r"status 3: .*no room"):
