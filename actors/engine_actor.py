@@ -129,8 +129,13 @@ class EngineActor:
 
     @ray.method(concurrency_group="control")
     async def health(self) -> EngineHealth:
-        """Return the engine's state; answers while a step runs."""
+        """Return the engine's state; answers while a step runs.
+
+        The controller asks repeatedly once the engine serves. The first call begins to take the rest of the KV cache's
+        memory, so that the start does not wait for this memory.
+        """
         server = self._server
+        server.take_other_pages()
         return EngineHealth(
             stats=server.stats,
             seconds_in_step=server.seconds_in_step,

@@ -172,8 +172,7 @@ class EngineServer:
             trust=self._trust,
         )
         binding = await asyncio.to_thread(self._decide_binding)
-        facts = core.executor.facts
-        self._facts = replace(facts, cpu_threads=f"{binding}{facts.cpu_threads}")
+        self._facts = replace(facts := core.executor.facts, cpu_threads=f"{binding}{facts.cpu_threads}")
         self._block_reports = BlockReports.of(core.scheduler, sessions.deliver_kv_events)
         self._thread = EngineThread(core, sessions.deliver, self._on_death, self._wake, binding, self._block_reports)
         self._thread.start()
@@ -218,6 +217,11 @@ class EngineServer:
             await self._encoders.close()
         self._say("stopped")
 
+    def take_other_pages(self) -> None:
+        """Begin to take the memory of the KV cache that is not taken yet; does nothing before the model is loaded."""
+        if self._started_core is not None:
+            self._started_core.executor.take_other_pages()
+
     def find_mistake(self, request: EngineCoreRequest) -> str | None:
         """Say why the model cannot take a request, or return None."""
         return find_request_mistake(request, self.facts.request_limits)
@@ -241,8 +245,7 @@ class EngineServer:
         self._submit(await self._encoders.embed(request), client_index)
 
     def _count_taken(self, client_index: int) -> None:
-        core = self._core
-        core.ask(lambda: core.count_taken(client_index))
+        self._core.ask(lambda: self._core.count_taken(client_index))
 
     def begin_fetch(self, fetch: EmbeddingFetch) -> None:
         """Begin to fetch an image's embeddings from an encode engine, for RemoteEncoders."""

@@ -33,6 +33,9 @@ class Executor(Protocol):
     def encode(self, image: EncoderInput) -> PackedArray:
         """Make an image's embeddings for another engine. Raises UnsupportedModel if the model takes none."""
 
+    def take_other_pages(self) -> None:
+        """Begin to take the memory of the KV cache that is not taken yet; steps may run meanwhile."""
+
     def shutdown(self) -> None:
         """Release memory, links and threads."""
 
@@ -81,6 +84,10 @@ class InProcessExecutor:
         if self._thread is not None:
             return self._thread.submit(self._worker.runner.encode, image).result()
         return self._worker.runner.encode(image)
+
+    def take_other_pages(self) -> None:
+        """Begin to take the memory of the KV cache that is not taken yet; steps may run meanwhile."""
+        self._worker.take_other_pages()
 
     def shutdown(self) -> None:
         """Let the step that runs end, then close the worker's links."""

@@ -9,6 +9,7 @@ from actors.model.model_runner import ModelRunner
 from kv_transfer.connector.interface import KVConnectorWorker
 from kv_transfer.connector.steps import KVConnectorMetadata
 from kv_transfer.links.link_compatibility import PairingFacts
+from kv_transfer.transports.shared_pool import take_other_pages
 
 
 class WorkerStep:
@@ -58,6 +59,7 @@ class Worker:
         self.kv_transport = kv_transport
         self.pairing = pairing
         self._connector = connector
+        self._has_taken_pages = False
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
         """Compute one step; the output also has this rank's transfer reports and adapter loads since the last step."""
@@ -77,6 +79,15 @@ class Worker:
         launched = self.runner.launch(scheduler_output)
         self._connector.finish_step(metadata)
         return WorkerStep(launched, self._connector, adapter_loads)
+
+    def take_other_pages(self) -> None:
+        """Begin to take the memory of the KV cache that is not taken yet; later calls do nothing.
+
+        This runs on a thread, while steps may run.
+        """
+        if not self._has_taken_pages:
+            self._has_taken_pages = True
+            take_other_pages(self.runner.kv_cache)
 
     def shutdown(self) -> None:
         """Close the connector's links and threads, and stop loading adapters."""

@@ -19,7 +19,6 @@ from kv_transfer.sides.storing_side import StoringSide
 from kv_transfer.sides.worker_side import WorkerSide
 from kv_transfer.stores.configured_stores import choose_stores
 from kv_transfer.stores.store_copier import StoreCopier
-from kv_transfer.transports.shared_pool import take_other_pages
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +54,6 @@ def build_worker(
     say("warming up")
     runner.warm_up()
     runner.capture_graphs(config.model, config.scheduler.max_num_seqs, say)
-    take_other_pages(runner.kv_cache)
     pairs = WorkerSide(
         config.kv_transfer, identity, runner.layout, runner.kv_cache, control=control, on_progress=on_progress
     )

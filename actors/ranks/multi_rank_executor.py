@@ -80,6 +80,10 @@ class MultiRankExecutor:
         """Raise UnsupportedModel: models with images run on one rank."""
         return self._local.encode(image)
 
+    def take_other_pages(self) -> None:
+        """Begin to take the memory of rank 0's KV cache; each further rank does so once it has loaded."""
+        self._local.take_other_pages()
+
     def shutdown(self) -> None:
         """End every rank, and kill the ranks that do not end within 10 s."""
         self._hub.close()

@@ -53,6 +53,7 @@ def run_rank(task: RankTask, host: str) -> None:
         opened.callback(reports.close)
         try:
             worker = _build(task, host, connection, opened, Member(task.own_party, trust), reports)
+            worker.take_other_pages()
             _serve(connection, worker, trust)
         except RankLost as error:
             logger.warning("rank %d ends, since its engine is gone", task.tp_rank, extra={"reason": str(error)})

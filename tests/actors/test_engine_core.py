@@ -63,6 +63,9 @@ class FakeExecutor:
     def encode(self, image: EncoderInput) -> PackedArray:
         raise AssertionError("nobody asks")
 
+    def take_other_pages(self) -> None:
+        raise AssertionError("nobody asks")
+
     def shutdown(self) -> None:
         pass
 

@@ -48,6 +48,24 @@ async def keep_asking(session: EngineSession, request_id: str, is_over: asyncio.
     return answers
 
 
+async def test_the_rest_of_the_memory_is_taken_once_and_only_after_the_start(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[torch.Size] = []
+    monkeypatch.setattr("actors.worker.take_other_pages", lambda kv_cache: taken.append(kv_cache.shape))
+    config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp"))
+    engine = EngineServer(config, "decode-0", 1, TRUST)
+    engine.take_other_pages()
+    await engine.start("127.0.0.1")
+    try:
+        assert taken == []
+        for _ in range(2):
+            engine.take_other_pages()
+        assert taken == [torch.Size(engine.facts.layout.shape)]
+    finally:
+        await engine.stop()
+
+
 async def test_a_running_engine_is_profiled_and_forgets_its_prefixes(checkpoint: Callable[[str], Path]) -> None:
     config = engine_config(checkpoint("llama"), transfer=KVTransferConfig(transport="tcp", link_timeout_s=60.0))
     engine = EngineServer(config, "decode-0", 1, TRUST)

@@ -144,6 +144,7 @@ class StepBarrier:
         self.facts = executor.facts
         self.shutdown = executor.shutdown
         self.encode = executor.encode
+        self.take_other_pages = executor.take_other_pages
         self.is_reached = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._opened = threading.Event()
