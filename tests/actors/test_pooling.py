@@ -66,9 +66,15 @@ def expected_embedding(directory: Path, prompt: list[int], params: PoolingParams
     return pytest.approx(vector, abs=2e-5)
 
 
-def close_to(logits: torch.Tensor) -> object:
-    """Equal but for rounding in float32, which grows with the largest number of the sum; a logit may be 15."""
-    return pytest.approx(logits.tolist(), abs=max(2e-5, 5e-6 * float(logits.abs().max())))
+def close_to(logits: torch.Tensor, config: pytest.Config) -> object:
+    """Equal but for rounding in float32.
+
+    The kernels of other backends than torch add in another order, whose rounding grows with the largest number of the
+    sum; a logit may be 15.
+    """
+    has_plugin = any(map(config.pluginmanager.hasplugin, ("tests.vllm_cpu_plugin", "tests.triton_on_cpu")))
+    tolerance = max(2e-5, 5e-6 * float(logits.abs().max())) if has_plugin else 2e-5
+    return pytest.approx(logits.tolist(), abs=tolerance)
 
 
 @contextmanager
@@ -209,7 +215,7 @@ def test_an_encoder_sees_a_whole_prompt_in_one_step(family: str, tmp_path: Path)
         pair.assert_whole()
 
 
-def test_a_classification_head_gives_scores_or_logits(tmp_path: Path) -> None:
+def test_a_classification_head_gives_scores_or_logits(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     labels = {0: "bad", 1: "fair", 2: "good"}
     directory = make_checkpoint("qwen2", tmp_path, auto_class=AutoModelForSequenceClassification, id2label=labels)
     config = engine_config(directory, max_num_batched_tokens=32)
@@ -222,12 +228,14 @@ def test_a_classification_head_gives_scores_or_logits(tmp_path: Path) -> None:
         pair.run()
         for index, prompt in enumerate(prompts):
             logits = logits_of(directory, prompt)
-            assert vector_of(pair, f"logits-{index}") == close_to(logits)
-            assert vector_of(pair, f"scores-{index}") == close_to(logits.softmax(-1))
+            assert vector_of(pair, f"logits-{index}") == close_to(logits, pytestconfig)
+            assert vector_of(pair, f"scores-{index}") == close_to(logits.softmax(-1), pytestconfig)
         assert "needs embeddings" in (pair.answers["embedding"].last["prefill"].error or "")
 
 
-def test_all_ranks_of_an_engine_have_the_hidden_states(checkpoint: CheckpointOf, tmp_path: Path) -> None:
+def test_all_ranks_of_an_engine_have_the_hidden_states(
+    checkpoint: CheckpointOf, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
     prompt = random_prompt(40)
     classifier = make_checkpoint("llama", tmp_path, auto_class=AutoModelForSequenceClassification)
     with running(checkpoint("llama"), RankThreads, size=2, overlap=True) as engine:
@@ -235,4 +243,4 @@ def test_all_ranks_of_an_engine_have_the_hidden_states(checkpoint: CheckpointOf,
         assert vector == expected_embedding(checkpoint("llama"), prompt, EMBEDDINGS["mean"])
     with running(classifier, RankThreads, size=2) as engine:
         logits = logits_of(classifier, prompt)
-        assert pool(engine, prompt, PoolingParams(task="classify", activate=False)) == close_to(logits)
+        assert pool(engine, prompt, PoolingParams(task="classify", activate=False)) == close_to(logits, pytestconfig)
