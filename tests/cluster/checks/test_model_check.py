@@ -253,9 +253,12 @@ def test_an_error_of_other_work_is_raised_once_the_child_process_has_ended(
     def fail() -> None:
         raise RuntimeError("no Ray")
 
+    # Other tests of this process may have started processes that last longer, such as multiprocessing's fork server.
+    before = psutil.Process().children()
+
     with pytest.raises(RuntimeError, match="no Ray"):
         find_model_mistakes(model, {NAME: 1}, meanwhile=fail)
-    assert psutil.Process().children() == []
+    assert set(psutil.Process().children()) <= set(before)
 
 
 def test_the_child_process_does_not_load_torch() -> None:
