@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -100,8 +101,16 @@ def _ask_child(
     meanwhile: is called while the child runs; an error that it raises is raised once the child has ended
     """
     command = [sys.executable, "-m", "cluster.checks.model_probe"]
+    # A copy of the environment: the process's own one moves in memory when `meanwhile` sets a variable, as the import
+    # of Ray does, and a child that is being started would read it where it was ("Bad address").
     ask = partial(
-        subprocess.run, command, input=json.dumps(question), capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S
+        subprocess.run,
+        command,
+        input=json.dumps(question),
+        env=os.environ.copy(),
+        capture_output=True,
+        text=True,
+        timeout=_PROBE_TIMEOUT_S,
     )
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="model-check") as thread:

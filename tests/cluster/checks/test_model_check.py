@@ -6,12 +6,15 @@ Tests of cluster/checks/model_probe.py, cluster/text/torch_free.py, actors/model
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -259,6 +262,32 @@ def test_an_error_of_other_work_is_raised_once_the_child_process_has_ended(
     with pytest.raises(RuntimeError, match="no Ray"):
         find_model_mistakes(model, {NAME: 1}, meanwhile=fail)
     assert set(psutil.Process().children()) <= set(before)
+
+
+def test_the_child_process_starts_with_a_copy_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process's own environment moves in memory when other work sets a variable, also while a child starts."""
+    write_config(tmp_path)
+    model = ModelConfig.model_validate({"model": str(tmp_path), "load_format": "dummy"})
+    monkeypatch.delitem(sys.modules, "transformers")
+    is_set, run, environments = threading.Event(), subprocess.run, []
+
+    def run_later(*args: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        assert is_set.wait(10)
+        environments.append(options["env"])
+        return run(*args, **options)
+
+    monkeypatch.setattr(subprocess, "run", run_later)
+
+    def set_variable() -> None:
+        monkeypatch.setenv("RAYPD_TEST_OF_MEANWHILE", "1")
+        is_set.set()
+
+    assert find_model_mistakes(model, {NAME: 1}, meanwhile=set_variable) == []
+    [environment] = environments
+    assert "RAYPD_TEST_OF_MEANWHILE" in os.environ.keys() - environment.keys()
+    assert environment["PATH"] == os.environ["PATH"]
 
 
 def test_the_child_process_does_not_load_torch() -> None:
