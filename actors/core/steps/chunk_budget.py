@@ -39,7 +39,7 @@ from actors.costs.step_shape import HINGES
 MIN_CHUNK_PART: Final = 1 / 16
 LONG_GAP: Final = 2.0
 """The longest gap between two tokens of a request, over the aim for the mean of its gaps."""
-PROMPTS_FIRST: Final = 1.5
+ROLE_SLACK: Final = 1.5
 """Steps of engines that prefer one of both, prompts or decodes, may take this many times as long as a gap may."""
 ALL_LATE: Final = 4.0
 """Steps in which late requests outweigh those that decode and are in time may take this many times the bound."""
@@ -278,5 +278,5 @@ class ChunkBudget:
             return
         self._bound_s = LONG_GAP * aim
         if self._role != "both":
-            self._bound_s *= PROMPTS_FIRST
+            self._bound_s *= ROLE_SLACK
         self._costs = StepCosts.of(model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from actors.core.steps.chunk_budget import LONG_GAP, PROMPTS_FIRST
+from actors.core.steps.chunk_budget import LONG_GAP, ROLE_SLACK
 from cluster.routing.costs.request_facts import MAX_EXPONENT, MIN_SCALE_S, RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.reported_work import EngineWork
@@ -116,7 +116,7 @@ def gap_miss_probability(
     """Return what it costs that more than 1 % of a request's gaps are too long, as a probability to miss its aim.
 
     It is the probability that steps with prompts make them so, times _GAP_COST, since the aim is one for the mean.
-    A gap is too long from LONG_GAP times the aim on. The engine mixes chunks into its steps up to PROMPTS_FIRST times
+    A gap is too long from LONG_GAP times the aim on. The engine mixes chunks into its steps up to ROLE_SLACK times
     that. Prompts are taken to be as long as this one, and to come at random at the rate at which they take their share
     of the engine's time.
     """
@@ -127,7 +127,7 @@ def gap_miss_probability(
     num_decodes, num_context = work.num_decodes + 1, work.num_context_tokens + facts.num_tokens
     longest_s = prediction.prefill_steps(chunk, 0, num_decodes, num_context, work.max_num_batched_tokens).seconds
     gap_s = LONG_GAP * aim_s
-    longest_s = min(longest_s, PROMPTS_FIRST * gap_s)
+    longest_s = min(longest_s, ROLE_SLACK * gap_s)
     num_long = share * num_output * step_s / max(longest_s, MIN_SCALE_S)
     return (_GAP_COST * miss_probability(longest_s, gap_s, prediction.decode_sigma)) * (
         1 - math.exp(-num_long / max(0.01 * num_output, 1.0))

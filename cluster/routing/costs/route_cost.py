@@ -99,7 +99,7 @@ def prompt_cost(
                      is quicker than their computation
     coming_s:        the time until those have begun to decode here whose prompts are not computed yet; 0: all of them
                      count as there
-    prefers_prompts: whether the engine's role is `prefill`, so that its steps keep PROMPTS_FIRST times the aim only
+    prefers_prompts: whether the engine's role is `prefill`, so that its steps keep ROLE_SLACK times the aim only
     """
     wait_s = work.wait_s(facts.now_s)
     num_decodes, num_context = decodes_beside(facts, work, prediction, wait_s, coming_s)
@@ -203,7 +203,7 @@ def decode_cost(
     num_cached:      tokens of the prompt whose KV the engine has
     begins_in_s:     the time until the prompt is computed
     coming_s:        as in prompt_cost()
-    prefers_prompts: whether the engine's role is `prefill`, so that its steps keep PROMPTS_FIRST times the aim only
+    prefers_prompts: whether the engine's role is `prefill`, so that its steps keep ROLE_SLACK times the aim only
     """
     num_output = facts.num_output_tokens
     num_decodes, num_context = decodes_beside(facts, work, prediction, begins_in_s, coming_s)
