@@ -172,7 +172,8 @@ class EngineServer:
             trust=self._trust,
         )
         binding = await asyncio.to_thread(self._decide_binding)
-        self._facts = replace(facts := core.executor.facts, cpu_threads=f"{binding}{facts.cpu_threads}")
+        facts = core.executor.facts
+        self._facts = replace(facts, cpu_threads=f"{binding}{facts.cpu_threads}")
         self._block_reports = BlockReports.of(core.scheduler, sessions.deliver_kv_events)
         self._thread = EngineThread(core, sessions.deliver, self._on_death, self._wake, binding, self._block_reports)
         self._thread.start()
@@ -359,9 +360,8 @@ class EngineServer:
 
     def stats_for(self, client_index: int) -> SchedulerStats:
         """Return the newest snapshot, with the number of a session's requests that were taken in before it."""
-        return self._with_refusals(
-            self._thread.stats_for(client_index) if self._thread is not None else SchedulerStats()
-        )
+        stats = SchedulerStats() if self._thread is None else self._thread.stats_for(client_index)
+        return self._with_refusals(stats)
 
     def _with_refusals(self, stats: SchedulerStats) -> SchedulerStats:
         return replace(
