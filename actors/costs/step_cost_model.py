@@ -23,7 +23,8 @@ MIN_SURE_STEPS: Final = 64
 MAX_SURE_ERROR: Final = 0.3
 """A model is sure once it has seen this many steps, and its median error in the kinds it knows is at most this."""
 MAX_KEPT_ERROR: Final = 1.0
-"""Decisions that rest on an engine's models go on to do so up to this error: noise of a moment is no reason to stop."""
+"""Decisions that rest on what a model says of a kind go on to do so up to this error: noise of a moment is no reason to
+stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +97,8 @@ class StepCostModel:
     @property
     def is_sure(self) -> bool:
         """Whether decisions may rest on the model: it has seen enough steps, and predicts the kinds that it knows."""
-        return self._errs_at_most(MAX_SURE_ERROR)
-
-    @property
-    def is_still_sure(self) -> bool:
-        """Whether decisions that rest on earlier models of the engine may go on to rest on this one."""
-        return self._errs_at_most(MAX_KEPT_ERROR)
-
-    def _errs_at_most(self, error: float) -> bool:
         known = [residuals for residuals in self.residuals if residuals.num_steps >= MIN_STEPS_OF_KIND]
-        return self.num_steps >= MIN_SURE_STEPS and all(one.median_size <= error for one in known)
+        return self.num_steps >= MIN_SURE_STEPS and all(one.median_size <= MAX_SURE_ERROR for one in known)
 
     def seconds(self, shape: StepShape) -> float:
         """Return the predicted duration of a step."""

@@ -12,13 +12,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from operator import mul
 from typing import Final
 
 import msgspec
 
 from actors.core.steps.chunk_budget import MIN_CHUNK_PART
-from actors.costs.step_cost_model import KINDS, MIN_STEPS_OF_KIND, Residuals, StepCostModel
+from actors.costs.step_cost_model import (
+    KINDS,
+    MAX_KEPT_ERROR,
+    MAX_SURE_ERROR,
+    MIN_STEPS_OF_KIND,
+    MIN_SURE_STEPS,
+    Residuals,
+    StepCostModel,
+)
 from actors.costs.step_shape import HINGES, StepShape, features_of_shapes
 
 _MIN_TOLERANCE: Final = 0.1
@@ -137,17 +146,18 @@ class StepFamily:
 
     def put(self, engine: Hashable, model: StepCostModel | None) -> None:
         """Take an engine's newest model; None: it has none, or has left."""
-        if model is not None and (model.is_sure or (engine in self._models and model.is_still_sure)):
-            self._models[engine] = model
+        known = self._known_kinds(engine, model)
+        if model is not None and known:
+            self._models[engine] = replace(model, residuals=known)
         else:
             self._models.pop(engine, None)
         for kind in KINDS:
             leader = self._leaders.get(kind)
-            known = 0 if leader not in self._models else _num_steps(self._models[leader], kind)
+            led = 0 if leader not in self._models else _num_steps(self._models[leader], kind)
             # Twice the steps, so that two engines with about as many do not take turns to lead.
-            if engine in self._models and _num_steps(self._models[engine], kind) >= max(2 * known, MIN_STEPS_OF_KIND):
+            if engine in self._models and _num_steps(self._models[engine], kind) >= max(2 * led, MIN_STEPS_OF_KIND):
                 self._leaders[kind] = engine
-            elif known < MIN_STEPS_OF_KIND:
+            elif led < MIN_STEPS_OF_KIND:
                 self._elect(kind)
 
     def prediction(self, engine: Hashable) -> StepPrediction | None:
@@ -162,6 +172,24 @@ class StepFamily:
         return StepPrediction(
             decode, prefill, found["mixed"], decode_sigma=sigmas["decode"], prefill_sigma=sigmas["prefill"]
         )
+
+    def _known_kinds(self, engine: Hashable, model: StepCostModel | None) -> tuple[Residuals, ...]:
+        """Return the kinds of steps that a model predicts well enough for decisions to rest on it.
+
+        Each kind is judged by itself. An engine that has run a few steps of a kind, and predicted these badly, may
+        never run another one, so that their errors stay; what it knows of other kinds counts on.
+        """
+        if model is None or model.num_steps < MIN_SURE_STEPS:
+            return ()
+        before = self._models.get(engine)
+        known = []
+        for one in model.residuals:
+            was_known = before is not None and _num_steps(before, one.kind) >= MIN_STEPS_OF_KIND
+            if one.num_steps >= MIN_STEPS_OF_KIND and one.median_size <= (
+                MAX_KEPT_ERROR if was_known else MAX_SURE_ERROR
+            ):
+                known.append(one)
+        return tuple(known)
 
     def _elect(self, kind: str) -> None:
         """Make the engine with the most steps of a kind the leader; none if no engine knows the kind."""

@@ -157,3 +157,23 @@ def test_an_engine_whose_model_errs_for_a_moment_stays_known() -> None:
     assert family.prediction("a") is not None
     family.put("a", erring(1.1))
     assert family.prediction("a") is None
+
+
+def test_errors_at_one_kind_of_steps_leave_what_is_known_of_others() -> None:
+    """A prefill engine that decoded a few requests and then none keeps the errors of these steps for ever."""
+
+    def prefilling(decode_error: float) -> StepCostModel:
+        model = cost_model(kinds=("decode", "prefill"))
+        decode, *others = model.residuals
+        return replace(model, residuals=(replace(decode, median_size=decode_error), *others))
+
+    family = StepFamily()
+    family.put("decode-0", cost_model(1.1, kinds=("decode",)))
+    family.put("prefill-0", prefilling(0.02))
+    family.put("prefill-0", prefilling(1.1))
+    found = family.prediction("decode-0")
+    assert found is not None
+    assert found.prefill_steps(500, 0, 0, 0, 2048) == _PREDICTION.prefill_steps(500, 0, 0, 0, 2048)
+    there = family.prediction("prefill-0")
+    assert there is not None
+    assert there.decode_step_s(8, 0) == found.decode_step_s(8, 0) != _PREDICTION.decode_step_s(8, 0)
