@@ -110,6 +110,16 @@ def delay_of_prompts(
     return num_delayed * added_s, num_prompts * facts.penalty_s * more
 
 
+def part_in_time(facts: RequestFacts, work: EngineWork, prediction: StepPrediction) -> float:
+    """Return the expected part of those that decode beside a request that have had their first tokens in time.
+
+    The others have missed an aim and cannot miss it once more. Those that decode now are as reported. Those that will
+    have begun by then have waited for the engine's queue, and are taken to have waited as long as this request would.
+    """
+    late = miss_probability(work.wait_s(facts.now_s), facts.ttft_s, prediction.prefill_sigma)
+    return work.in_time_part * (1 - late)
+
+
 def gap_miss_probability(
     facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float, share: float
 ) -> float:

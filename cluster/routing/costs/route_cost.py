@@ -20,6 +20,7 @@ from cluster.routing.costs.decode_neighbours import (
     decodes_beside,
     delay_of_prompts,
     gap_miss_probability,
+    part_in_time,
 )
 from cluster.routing.costs.request_facts import RequestFacts, miss_probability
 from cluster.routing.costs.step_prediction import PrefillSteps, StepPrediction
@@ -27,10 +28,6 @@ from cluster.routing.decision import RouteTerms, Way
 from cluster.routing.reported_work import EngineWork
 
 _FEW: Final = 1e-3
-_LOST_AFTER: Final = 1.5
-"""A request that is predicted to have its first token after this many times the aim is lost: no choice will save it.
-
-Waits are often predicted too long, and a queue that is a little too long may soon be short again."""
 
 
 class PromptCost(msgspec.Struct, frozen=True):
@@ -157,11 +154,9 @@ def _misses_of_each(
     # No gap is longer than the steps with this prompt, which the engine's aim may hold short.
     longest_s = max(steps.seconds / steps.num_steps, step_s)
     later_s = min(step_s + steps.added_s / max(facts.num_output_tokens, 1), longest_s)
-    sigma, wait_s = prediction.decode_sigma, work.wait_s(facts.now_s)
+    sigma = prediction.decode_sigma
     more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
-    # Those that had their first tokens too late have missed an aim, and cannot miss it once more. Those that will
-    # decode when the prompt's turn comes have them shortly before.
-    in_time = work.in_time_part * (1 - miss_probability(wait_s, facts.ttft_s, prediction.prefill_sigma))
+    in_time = part_in_time(facts, work, prediction)
     if prefers_prompts:
         # Prompts that come anyway have made their gaps too long.
         in_time *= 1 - gap_miss_probability(facts, work, prediction, step_s, work.prompt_share)
@@ -223,7 +218,7 @@ def decode_cost(
             so_far_s = work.decode_gap_s or gap_s
             before_s, after_s = (gap_s + so_far_s) / 2, (step_s + so_far_s) / 2
             more = miss_probability(after_s, facts.itl_s, sigma) - miss_probability(before_s, facts.itl_s, sigma)
-            penalty_s = num_decodes * facts.penalty_s * more
+            penalty_s = num_decodes * facts.penalty_s * part_in_time(facts, work, prediction) * more
     prompts_delay_s = 0.0
     if prefers_prompts and share:
         prompts_delay_s, more_s = delay_of_prompts(facts, work, prediction, num_decodes, num_context, step_s, share)
@@ -371,14 +366,9 @@ def _penalty(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, ttft_s
         return 0.0
     missed = miss_probability(ttft_s, facts.ttft_s, prompt.sigma)
     itl_missed = max(miss_probability(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma), decode.gap_miss)
-    # One of both is enough: a request that is lost anyway need not wait for the engine with short gaps.
-    missed += (1 - _lost_probability(ttft_s, facts, prompt.sigma)) * itl_missed
+    # A request that misses both aims is one missed request: it need not wait for the engine with short gaps.
+    missed += (1 - missed) * itl_missed
     return facts.penalty_s * missed + prompt.penalty_s + decode.penalty_s
-
-
-def _lost_probability(ttft_s: float, facts: RequestFacts, sigma: float) -> float:
-    """Return the probability that a request with this predicted time to the first token is lost."""
-    return 0.0 if facts.ttft_s is None else miss_probability(ttft_s, _LOST_AFTER * facts.ttft_s, sigma)
 
 
 def _prediction(work: EngineWork) -> StepPrediction:

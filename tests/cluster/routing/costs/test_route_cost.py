@@ -218,6 +218,32 @@ def test_those_that_decode_beside_a_prompt_that_is_late_have_missed_their_aims_a
     assert 2 * half == pytest.approx(prompt_cost(in_time, work, _STEPS, 0).penalty_s)
 
 
+def test_those_that_decode_beside_a_decode_that_comes_late_have_missed_their_aims_already() -> None:
+    # One decode more lengthens their steps of 5 ms to just above this aim.
+    work = _work(num_decodes=10, num_context_tokens=10_000, queue_end_s=60.0)
+    in_time, late = (RequestFacts(1024, 100, ttft_s, 0.0055, 50.0) for ttft_s in (1e3, 1.0))
+    whole = decode_cost(in_time, work, _STEPS).penalty_s
+    assert whole > 0.1 * in_time.penalty_s
+    assert decode_cost(late, work, _STEPS).penalty_s == pytest.approx(0.0, abs=1e-6 * late.penalty_s)
+    work.in_time_part = 0.5
+    assert decode_cost(in_time, work, _STEPS).penalty_s == pytest.approx(whole / 2)
+
+
+def test_a_request_that_misses_both_aims_is_one_missed_request_however_late_it_is() -> None:
+    """Else a placement that is late by a little costs more than one that is late by much, and queues grow."""
+    work = _work(num_decodes=10, num_context_tokens=10_000, prompt_share=0.5)
+    idle_ttft_s = _alone(work).ttft_s
+    penalties = []
+    for wait_s in (1.3, 1.5, 2.0, 4.0):
+        work.queue_end_s = 50.0 + wait_s
+        facts = RequestFacts(1024, 100, 1.0 + idle_ttft_s, 0.005, 50.0)
+        cost = prompt_cost(facts, work, _STEPS, 0)
+        found = terms(Way.DECODE_ALONE, facts, cost, decode_cost(facts, work, _STEPS))
+        assert found.itl_miss_probability > 0.99
+        penalties.append(found.miss_penalty_s / facts.penalty_s)
+    assert penalties == pytest.approx([1.0] * 4, abs=0.05)
+
+
 _NUMBERS = st.floats(0, 300)
 
 
