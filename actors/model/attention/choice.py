@@ -62,8 +62,9 @@ def fastest_key_order(setting: str, needs: AttentionNeeds, kinds: Sequence[Atten
 
 
 def _find_obstacle(kind: AttentionBackendKind, needs: AttentionNeeds) -> str | None:
-    if needs.key_order not in kind.key_orders(needs):
-        return f"it does not read keys in the order {needs.key_order}"
+    # What no setting can change comes first: on a CPU, the order of keys is not why triton does not run.
     if (obstacle := kind.find_obstacle(needs)) is not None:
         return obstacle
+    if needs.key_order not in kind.key_orders(needs):
+        return f"it does not read keys in the order {needs.key_order}"
     return None if kind.name is BackendName.TORCH else find_fault(kind, needs)

@@ -111,6 +111,12 @@ def test_a_kind_that_does_not_read_the_order_of_keys_is_refused() -> None:
         choose_backend("vllm_cpu", unknown, (FakeKind(orders=(KeyOrder.PLAIN,)),))
 
 
+def test_the_order_of_keys_is_no_reason_where_the_device_is_one() -> None:
+    unknown = replace(NEEDS, key_order=KeyOrder.TRANSPOSED)
+    kinds = (FakeKind(orders=(KeyOrder.PLAIN,), obstacle="it needs a CUDA device"), FakeKind())
+    assert choose_backend("auto", unknown, kinds).reason == "vllm_cpu: it needs a CUDA device"
+
+
 def test_the_fastest_order_is_that_of_the_kind_that_would_be_chosen() -> None:
     assert fastest_key_order("auto", NEEDS, (FakeKind(), TorchKind())) is KeyOrder.TRANSPOSED
     assert fastest_key_order("auto", NEEDS, (FakeKind(obstacle="absent"), TorchKind())) is KeyOrder.PLAIN
