@@ -185,9 +185,8 @@ class StepFamily:
         known = []
         for one in model.residuals:
             was_known = before is not None and _num_steps(before, one.kind) >= MIN_STEPS_OF_KIND
-            if one.num_steps >= MIN_STEPS_OF_KIND and one.median_size <= (
-                MAX_KEPT_ERROR if was_known else MAX_SURE_ERROR
-            ):
+            limit = MAX_KEPT_ERROR if was_known else MAX_SURE_ERROR
+            if one.num_steps >= MIN_STEPS_OF_KIND and one.median_size <= limit:
                 known.append(one)
         return tuple(known)
 
