@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
-from tests.gpu.report import run_tests
+from tests.gpu.report import main, run_tests
 from tests.gpu.report_figures import DecodeFigure, ModelSize, Report, read_outcomes, write_report
 
 FIGURES = [DecodeFigure(1, 512, 3_000_000, 0.01, 0.002), DecodeFigure(64, 1024, 8_000_000, 0.004, None)]
@@ -114,3 +115,9 @@ def test_without_a_gpu_the_report_says_so(tmp_path: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ran.returncode == 2, ran.stderr
     assert "- not run: no CUDA device is visible" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("report", "written as .json or .md"), ("no/report.md", "No such file")])
+def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path, name: str, reason: str) -> None:
+    with pytest.raises(typer.BadParameter, match=reason):
+        main(tmp_path / name)

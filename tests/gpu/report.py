@@ -35,7 +35,11 @@ _MESSAGE_BYTES = 4 << 20
 def main(out: Annotated[Path, typer.Option(help="The report: a file that ends with .json or .md.")]) -> None:
     """Run, and write the report."""
     report = Report(machine=_machine())
-    write_report(report, out)  # A name that cannot be written is refused now, and not after ten minutes.
+    try:
+        write_report(report, out)
+    except (ValueError, OSError) as error:
+        # A name that cannot be written is refused now, and not after ten minutes.
+        raise typer.BadParameter(str(error), param_hint="--out") from error
     device = find_accelerator()
     if device is None:
         report.skipped.append("no CUDA device is visible")
