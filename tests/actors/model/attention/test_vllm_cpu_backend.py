@@ -90,7 +90,8 @@ def test_it_refuses_gpus_and_block_sizes_that_it_cannot_read() -> None:
     )
 
 
-def test_engines_with_the_plain_order_of_keys_do_without_it() -> None:
+def test_engines_with_the_plain_order_of_keys_do_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(VllmCpuKind, "find_obstacle", lambda self, needs: None)
     choice = choose_backend("auto", NEEDS)
     assert choice.kind.name.value == "torch"
     assert "vllm_cpu: it does not read keys in the order plain" in choice.reason
