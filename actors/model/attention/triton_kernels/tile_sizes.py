@@ -5,8 +5,8 @@ The table is small on purpose. What decides, in this order:
 - **Registers.** A program holds the result, rows * head_dim in float32, and the scores, rows * keys. At 255 registers a
   thread a program with w warps holds 8160 * w numbers, so 64 rows need 4 warps up to a head size of 128, and 8 warps
   above. No kernel of the table spills registers to memory (a test compiles each of them). Heads of 80, 96 and 112
-  numbers have three pipeline stages for that reason: with two, ptxas spills one or two numbers although registers are
-  free (benchmarks/RESULTS.md).
+  numbers, and the tiles of 16 rows for heads of 64, have three pipeline stages for that reason: with two, ptxas spills
+  one or two numbers although registers are free (benchmarks/RESULTS.md).
 - **Shared memory.** Keys and values of the next tiles are loaded while one is computed: 2 * keys * head_dim * stages
   numbers. A program stays below 99 KiB, which the smaller GPUs of compute capability 8.6 and 8.9 have.
 - **Matrix units.** They multiply 16 rows at least. Decoding is bound by memory: 16 rows, most of them empty, cost
@@ -78,5 +78,6 @@ def tile_size(rows: int, head_dim: int, dtype: torch.dtype) -> TileSize:
         return TileSize(rows, 16 if dtype is torch.float32 else 32, 8, 1)
     if dtype is torch.float32:
         return TileSize(rows, 16 if is_wide else 32, 8 if is_wide or rows > 16 else 4, 1)
-    num_stages = 3 if pad_head_dim(head_dim) == 128 != head_dim else 2
+    spills_with_two = pad_head_dim(head_dim) == 128 != head_dim or (pad_head_dim(head_dim) == 64 and rows == 16)
+    num_stages = 3 if spills_with_two else 2
     return TileSize(rows, 32 if is_wide else 64, 8 if rows > 64 or (is_wide and rows > 32) else 4, num_stages)

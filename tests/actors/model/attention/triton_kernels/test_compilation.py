@@ -40,6 +40,7 @@ def test_the_kernels_of_the_usual_head_size_compile_without_spills() -> None:
         (Case(90, 80), "attend 16 rows"),
         (Case(100, 80), "attend 64 rows, split"),
         (Case(80, 512, group=8), "attend 32 rows, split"),
+        (Case(90, 64, torch.float16, block_size=64, group=1), "attend 16 rows"),
     ],
     ids=str,
 )
