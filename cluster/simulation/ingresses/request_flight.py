@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Generic
 
 import numpy as np
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput
 from actors.core.requests.request import EngineCoreRequest
+from actors.core.requests.sampling_params import SamplingParams
+from actors.core.requests.slo import Slo
 from actors.costs.step_shape import Floats
+from cluster.planning.offered_load import OfferedRequest
 from cluster.requests.overload_control import AdmittedRequest
 from cluster.requests.recovery_decisions import RecoveryDecisions
 from cluster.routing.base import EngineT, Route
 from cluster.routing.decision import Way
 from cluster.routing.engine_connection import EngineKey, EngineRole
+from cluster.simulation.engines.counted_tokens import CountedTokens, PromptIdentity
 from cluster.simulation.engines.step_log import StepLog
 from cluster.simulation.simulation_result import NEVER, Outcome, SimulatedRequest
 from cluster.simulation.workloads.workload_request import WorkloadRequest
@@ -152,6 +157,31 @@ def refused(offered: WorkloadRequest) -> SimulatedRequest:
         itl_aim_s=offered.itl_s,
         tenant=offered.tenant,
     )
+
+
+def core_request(index: int, offered: WorkloadRequest, now_s: float) -> EngineCoreRequest:
+    """Return a workload's request as an ingress routes and submits it. index: of the request in its workload"""
+    identity = PromptIdentity(index, offered.num_prompt_tokens, offered.block_hashes)
+    has_aims = offered.ttft_s is not None or offered.itl_s is not None
+    return EngineCoreRequest(
+        request_id=offered.request_id,
+        prompt_token_ids=CountedTokens(offered.num_prompt_tokens, identity),
+        sampling_params=_sampling(offered.num_output_tokens),
+        arrival_time_s=now_s,
+        tenant=offered.tenant,
+        slo=Slo(ttft_s=offered.ttft_s, itl_s=offered.itl_s) if has_aims else None,
+    )
+
+
+def offered_request(ended: SimulatedRequest) -> OfferedRequest:
+    """Return an ended request as the planner takes it in."""
+    num_cached_tokens = min(ended.num_cached_tokens, ended.num_prompt_tokens)
+    return OfferedRequest(ended.arrival_s, ended.num_prompt_tokens, num_cached_tokens, ended.num_output_tokens)
+
+
+@lru_cache(maxsize=65_536)
+def _sampling(num_output_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)
 
 
 def _quantile(ordered: Floats, part: float) -> float:

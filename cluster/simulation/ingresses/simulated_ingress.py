@@ -7,19 +7,17 @@ engines' outputs are taken in, and if its decode engine fails it goes on elsewhe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 from actors.core.blocks.kv_events import KVEventBatch
 from actors.core.outputs.engine_core_outputs import EndCause, EngineCoreOutput, EngineCoreOutputs
 from actors.core.outputs.scheduler_stats import LoadReport
 from actors.core.outputs.sent_work import SentWork
 from actors.core.requests.block_hash import PUBLIC_KEY
-from actors.core.requests.request import EngineCoreRequest, FinishReason
-from actors.core.requests.sampling_params import SamplingParams
-from actors.core.requests.slo import Slo
+from actors.core.requests.request import FinishReason
 from actors.sessions.block_messages import event_messages
 from cluster.errors import EngineFailed, NoEngineAvailable, Overloaded
-from cluster.planning.offered_load import OfferedLoad, OfferedRequest
+from cluster.planning.offered_load import OfferedLoad
 from cluster.requests.overload_control import OverloadControl
 from cluster.requests.recovery_decisions import FailedAttempt, RecoveryDecisions, RecoveryPolicy, TryAgain
 from cluster.routing.base import Route
@@ -31,11 +29,11 @@ from cluster.routing.prefixes.engine_blocks import BlockReportCounts, EngineBloc
 from cluster.routing.prefixes.prefix_index import PrefixIndex
 from cluster.routing.tickets import submission_alone, submission_with_ticket
 from cluster.simulation.cluster_spec import ClusterSpec
-from cluster.simulation.engines.counted_tokens import TOKEN, CountedTokens, PromptIdentity, WorkloadHasher
+from cluster.simulation.engines.counted_tokens import TOKEN, WorkloadHasher
 from cluster.simulation.engines.simulated_engine import SimulatedEngine
 from cluster.simulation.event_queue import EventQueue
 from cluster.simulation.ingresses.moves import Flight, Moves
-from cluster.simulation.ingresses.request_flight import refused
+from cluster.simulation.ingresses.request_flight import core_request, offered_request, refused
 from cluster.simulation.ingresses.simulated_session import SimulatedSession
 from cluster.simulation.simulation_result import Outcome, SimulatedRequest
 from cluster.simulation.workloads.workload_request import WorkloadRequest
@@ -189,7 +187,7 @@ class SimulatedIngress:
             return
         if offered.request_id in self._flights:
             raise ValueError(f"another request with the id {offered.request_id} is on its way: give each its own")
-        original = _core_request(index, offered, self._events.now_s)
+        original = core_request(index, offered, self._events.now_s)
         flight = Flight(index, offered, RecoveryDecisions(original, self._policy), admitted)
         try:
             self._submit(flight)
@@ -291,7 +289,7 @@ class SimulatedIngress:
             pass  # The ingress does not count the request any more.
         result = flight.result(outcome)
         if self.offered is not None and outcome is not Outcome.REFUSED and result.num_output_tokens:
-            self.offered.end(_offered_request(result), self._events.now_s)
+            self.offered.end(offered_request(result), self._events.now_s)
         self._on_end(flight.index, result)
 
     def _end_attempt(self, flight: Flight) -> None:
@@ -366,26 +364,3 @@ class SimulatedIngress:
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
             self._close(waiting[0], Outcome.FAILED)
-
-
-def _core_request(index: int, offered: WorkloadRequest, now_s: float) -> EngineCoreRequest:
-    identity = PromptIdentity(index, offered.num_prompt_tokens, offered.block_hashes)
-    has_aims = offered.ttft_s is not None or offered.itl_s is not None
-    return EngineCoreRequest(
-        request_id=offered.request_id,
-        prompt_token_ids=CountedTokens(offered.num_prompt_tokens, identity),
-        sampling_params=_sampling(offered.num_output_tokens),
-        arrival_time_s=now_s,
-        tenant=offered.tenant,
-        slo=Slo(ttft_s=offered.ttft_s, itl_s=offered.itl_s) if has_aims else None,
-    )
-
-
-def _offered_request(ended: SimulatedRequest) -> OfferedRequest:
-    num_cached_tokens = min(ended.num_cached_tokens, ended.num_prompt_tokens)
-    return OfferedRequest(ended.arrival_s, ended.num_prompt_tokens, num_cached_tokens, ended.num_output_tokens)
-
-
-@lru_cache(maxsize=65_536)
-def _sampling(num_output_tokens: int) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=num_output_tokens, ignore_eos=True)
