@@ -41,8 +41,8 @@ from cluster.observability.tracing.request_tracing import RequestTracing
 from cluster.observability.vllm_dialect import IngressLoad, VllmDialect
 from cluster.planning.offered_load import LoadWindow, OfferedLoad
 from cluster.planning.plan_record import PlannerMode
-from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.load_book import LoadBook

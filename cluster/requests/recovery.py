@@ -21,7 +21,7 @@ from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import EngineFailed, ModelVersionLeft, NoEngineAvailable
 from cluster.observability.record_writer import RecordWriter
 from cluster.requests.attempt import Attempt
-from cluster.requests.migration import MigrationPlanner
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.recovery_decisions import FailedAttempt, GiveUp, RecoveryDecisions, RecoveryPolicy, TryAgain
 from cluster.requests.turns import Turns
 from cluster.routing.base import Route, Router

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from actors.core.outputs.engine_core_outputs import Preemption
 from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable
-from cluster.requests.migration import PreemptedRequest
+from cluster.requests.moves.migration import PreemptedRequest
 from cluster.routing.base import EngineT, Route, Router
 from cluster.routing.encoders import choose_encoder
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey

@@ -29,8 +29,8 @@ from cluster.parameters.generation import ChatPrompt, GenerateChunk, GenerateReq
 from cluster.planning.offered_load import OfferedLoad
 from cluster.requests.in_flight import InFlight
 from cluster.requests.ledger import open_ledger
-from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.overload_control import OverloadControl
 from cluster.requests.prepared_request import PreparedRequest
 from cluster.requests.recovery import Recovery

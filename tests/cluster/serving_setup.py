@@ -25,8 +25,8 @@ from cluster.observability.request_records import FoundRecords, RecordQuery
 from cluster.observability.status import ClusterView, ControllerView
 from cluster.parameters.generation import GenerateChunk, GenerateRequest, TextPrompt
 from cluster.parameters.sampling_options import SamplingOptions
-from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.base import EngineT, Route, Router

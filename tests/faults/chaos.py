@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from actors.core.requests.request import EngineCoreRequest
-from cluster.requests.migration import MigrationPlanner
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.recovery import Recovery
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.base import EngineT, Route

@@ -15,7 +15,7 @@ from actors.config import EngineConfig
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.requests.attempt import Attempt
-from cluster.requests.migration import EngineStats
+from cluster.requests.moves.migration import EngineStats
 from cluster.requests.recovery import Recovery
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.base import Route

@@ -13,8 +13,8 @@ from actors.config import EngineConfig
 from actors.core.requests.block_hash import BlockHash, BlockHasher, BlockHashKey, ExtraKeys
 from actors.engine_server import EngineServer
 from actors.recording_config import DecisionRecordingConfig
-from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.serving import Serving
 from cluster.routing.base import Router
 from cluster.routing.cost_router import CostRouter

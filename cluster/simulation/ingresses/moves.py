@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, Preemption
-from cluster.requests.migration import EngineStats, MigrationPlanner
+from cluster.requests.moves.migration import EngineStats, MigrationPlanner
 from cluster.routing.base import Route
 from cluster.routing.cost_router import CostRouter
 from cluster.routing.decision import RoutingMode

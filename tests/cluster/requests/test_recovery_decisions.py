@@ -11,7 +11,7 @@ from actors.core.outputs.engine_core_outputs import Preemption
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable, OutputsDiverged
-from cluster.requests.migration import PreemptedRequest
+from cluster.requests.moves.migration import PreemptedRequest
 from cluster.requests.recovery_decisions import (
     Decision,
     FailedAttempt,

@@ -26,8 +26,8 @@ from actors.model_facts import ModelFacts
 from cluster.errors import ClusterError, EngineFailed, NoEngineAvailable
 from cluster.parameters.generation import GenerateChunk
 from cluster.parameters.sampling_options import SamplingOptions
-from cluster.requests.migration import EngineStats, MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
+from cluster.requests.moves.migration import EngineStats, MigrationPlanner
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.base import EngineT, Route
 from cluster.routing.decision import Way

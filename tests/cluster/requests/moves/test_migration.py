@@ -8,7 +8,7 @@ import pytest
 
 from actors.core.outputs.scheduler_stats import LoadReport, SchedulerStats
 from actors.core.outputs.sent_work import SentWork
-from cluster.requests.migration import MigrationPlanner, PreemptedRequest, Target, choose_target
+from cluster.requests.moves.migration import MigrationPlanner, PreemptedRequest, Target, choose_target
 from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineConnection, EngineDescriptor, EngineKey, EngineRole
 from cluster.routing.load_book import LoadBook

@@ -14,8 +14,8 @@ from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import EngineFailed
 from cluster.observability.request_records import RecordQuery
 from cluster.parameters.generation import GenerateChunk
-from cluster.requests.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersions
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineKey, EngineRole

@@ -14,7 +14,7 @@ from actors.core.outputs.scheduler_stats import SchedulerStats
 from actors.core.requests.request import EngineCoreRequest, FinishReason
 from cluster.errors import EngineFailed
 from cluster.parameters.generation import GenerateChunk
-from cluster.requests.migration import MigrationPlanner
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.engine_connection import EngineRole
 from tests.cluster.serving_setup import HELLO, make_serving
