@@ -30,8 +30,8 @@ from actors.model_facts import ModelFacts
 from cluster.config import DEMO_MODEL
 from cluster.parameters.generation import GenerateRequest, TokenPrompt
 from cluster.parameters.sampling_options import SamplingOptions
-from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.model_versions import ModelVersion, ModelVersions
+from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair

@@ -43,6 +43,7 @@ from cluster.planning.offered_load import LoadWindow, OfferedLoad
 from cluster.planning.plan_record import PlannerMode
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.moves.migration import MigrationPlanner
+from cluster.requests.moves.rerouting import Rerouting
 from cluster.requests.serving import Serving
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.load_book import LoadBook
@@ -183,6 +184,7 @@ class IngressProcess:
             ingress=self._member.party.name,
             offered=self._offered,
             migration_planner=self._migration_planner() if config.ingress.move_preempted else None,
+            rerouting=Rerouting(self._load_book) if config.ingress.reroute_waiting else None,
             request_tracer=self._start_tracer(),
             tracing=self._start_tracing(),
         )

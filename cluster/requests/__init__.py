@@ -1,1 +1,1 @@
-"""Takes a request from its admission to its end: attempts, recovery, migration, the order of its output."""
+"""Takes a request from its admission to its end: attempts, recovery, moves, the order of its output."""

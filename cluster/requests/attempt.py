@@ -66,6 +66,10 @@ class Attempt:
 
     async def __aenter__(self) -> Self:
         """Submit to both engines. The consumer comes first, because its reservation lets the producer start."""
+        self._submit()
+        return self
+
+    def _submit(self) -> None:
         self.began_at = _now_s()
         prefill, decode = self._route.prefill, self._route.decode
         if prefill is None:
@@ -81,7 +85,6 @@ class Attempt:
             except BaseException:
                 self._decode.abort()
                 raise
-        return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -122,6 +125,22 @@ class Attempt:
         """
         assert self.can_migrate, "at most two engines decode a request"
         self._successor = EngineStream(decode, request)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the engines that it was submitted to still have it, and have given no token."""
+        streams = self._streams
+        return not self.num_new_tokens and not self._ready and all(one.end is None for one in streams)
+
+    def reroute(self, route: Route[EngineConnection], request: EngineCoreRequest) -> None:
+        """Abort the request on its engines, which have given no token, and submit it to others under another id."""
+        assert self.is_waiting, "only a request that waits goes elsewhere"
+        for stream in self._streams:
+            stream.abort()
+        # What still comes of these streams is ignored, as it is of any that the attempt has no more.
+        self._prefill = self._successor = None
+        self._route, self._request = route, request
+        self._submit()
 
     @property
     def has_decoded(self) -> bool:

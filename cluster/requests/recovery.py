@@ -6,7 +6,8 @@ further attempt only as a pause. Each attempt has an id of its own at the engine
 attempt cannot be mistaken for its outputs.
 
 A request that its decode engine has preempted may migrate to another engine (migration.py). A migration is neither a
-failure nor an attempt.
+failure nor an attempt. A request whose prompt waits may go on at an engine that has run out of prompts (rerouting.py):
+that is no failure, and it is submitted once more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from actors.core.outputs.engine_core_outputs import EngineCoreOutput, Preemption, RequestTimings
 from actors.core.requests.request import EngineCoreRequest
@@ -22,6 +24,7 @@ from cluster.errors import EngineFailed, ModelVersionLeft, NoEngineAvailable
 from cluster.observability.record_writer import RecordWriter
 from cluster.requests.attempt import Attempt
 from cluster.requests.moves.migration import MigrationPlanner
+from cluster.requests.moves.rerouting import Rerouting
 from cluster.requests.recovery_decisions import FailedAttempt, GiveUp, RecoveryDecisions, RecoveryPolicy, TryAgain
 from cluster.requests.turns import Turns
 from cluster.routing.base import Route, Router
@@ -33,7 +36,7 @@ logger = logging.getLogger(__name__)
 class Recovery:
     """Submits one request until it is finished.
 
-    num_attempts: how many attempts have begun
+    num_attempts: how often the request was submitted
     attempt:      the newest attempt; None before the first
     """
 
@@ -46,6 +49,7 @@ class Recovery:
         policy: RecoveryPolicy,
         migration_planner: MigrationPlanner | None = None,
         turns: Turns | None = None,
+        rerouting: Rerouting | None = None,
         *,
         record: RecordWriter | None = None,
     ) -> None:
@@ -54,6 +58,7 @@ class Recovery:
         deadline_s:        when the client stops waiting, on the event loop's clock; None if it has no deadline
         migration_planner: chooses where a preempted request migrates to; None: it stays where it is
         turns:             shared by all requests of one call; None if the call has a single request
+        rerouting:         looks at the request while its prompt waits; None: it stays where it is
         record:            is told of every attempt; None if the request leaves no record
         """
         self._router = router
@@ -63,6 +68,9 @@ class Recovery:
         self._deadline_s = deadline_s
         self._migration_planner = migration_planner
         self._turns = turns
+        self._rerouting = rerouting
+        self._waits_as: str | None = None
+        """The id under which `rerouting` knows the request."""
         self._record = record
         self._num_migrations_before = 0
         self._prefill_timings: RequestTimings | None = None
@@ -113,6 +121,7 @@ class Recovery:
                 async with Attempt(route, self._decisions.request, self._deadline_s) as attempt:
                     self._begin(attempt)
                     async for output in attempt:
+                        self._wait_no_more()
                         if output.preemption is not None:
                             self._migrate_or_stay(attempt, output.preemption)
                             continue
@@ -137,10 +146,49 @@ class Recovery:
             self._num_migrations_before += self.attempt.num_migrations
             self._prefill_timings = self._prefill_timings or self.attempt.prefill_timings
         self.attempt = attempt
+        self._note_submission(attempt)
+
+    def _note_submission(self, attempt: Attempt) -> None:
+        request, route = self._decisions.request, attempt.route
         self.num_attempts += 1
         if self._record is not None:
             self._record.begin(attempt.record, attempt.began_at)
-        self._start(self._decisions.request, attempt.route)
+        self._start(request, route)
+        if self._rerouting is not None and attempt.is_waiting:
+            self._waits_as = request.request_id
+            self._rerouting.wait(self._waits_as, route.computing.descriptor.key, partial(self._reroute, attempt))
+
+    def _wait_no_more(self) -> None:
+        if self._waits_as is not None and self._rerouting is not None:
+            self._rerouting.forget(self._waits_as)
+            self._waits_as = None
+
+    def _reroute(self, attempt: Attempt) -> bool:
+        """Submit the request, whose prompt waits, to another engine if the router says so. Returns whether it did."""
+        if not attempt.is_waiting:
+            return False
+        try:
+            engines = self._engines.snapshot()
+        except ModelVersionLeft:
+            return False  # The engines that have the request can still finish it.
+        here = attempt.route.computing.descriptor
+        route = self._decisions.reroute(self._router, attempt.token_ids, engines)
+        if route is None:
+            return False
+        self._leave()
+        if self._record is not None:
+            self._record.fail("", asyncio.get_running_loop().time())
+        attempt.reroute(route, self._decisions.request)
+        self._note_submission(attempt)
+        logger.info(
+            "a request that waited goes to an engine without prompts",
+            extra={
+                "request_id": self._original.request_id,
+                "engine_id": here.engine_id,
+                "target_engine_id": route.computing.descriptor.engine_id,
+            },
+        )
+        return True
 
     def _start(self, request: EngineCoreRequest, route: Route[EngineConnection]) -> None:
         self._router.on_start(request, route)
@@ -148,6 +196,7 @@ class Recovery:
 
     def _leave(self) -> None:
         """Tell the router that no engine has the request any more, under any of its ids."""
+        self._wait_no_more()
         for request_id in self._submitted_ids:
             self._router.on_leave(request_id)
         self._submitted_ids.clear()

@@ -95,6 +95,7 @@ class RecoveryDecisions:
     request: EngineCoreRequest = field(init=False)
     _num_failures: int = field(default=0, init=False)
     _num_migrations: int = field(default=0, init=False)
+    _was_rerouted: bool = field(default=False, init=False)
     _lost_engines: set[EngineKey] = field(default_factory=set, init=False)
     """The engines that have died with the request since it last made progress; an incarnation counts once."""
 
@@ -107,6 +108,22 @@ class RecoveryDecisions:
         if self.request.encoder_inputs:
             asker = route.decode if route.prefill is None else route.prefill
             self.request = replace(self.request, encoder=choose_encoder(self.request, engines, asker.descriptor))
+        return route
+
+    def reroute(
+        self, router: Router, output_token_ids: Sequence[int], engines: Sequence[EngineT]
+    ) -> Route[EngineT] | None:
+        """Choose other engines for the request, whose prompt waits to be computed; None: it stays where it is.
+
+        It goes elsewhere once, so that no two engines send it to and fro. A request with images stays: their embeddings
+        are on their way.
+        """
+        if self._was_rerouted or self.original.encoder_inputs:
+            return None
+        again = self._again(output_token_ids)
+        route = router.reroute(self.request.request_id, again, engines)
+        if route is not None:
+            self.request, self._was_rerouted = again, True
         return route
 
     def after_failure(self, failed: FailedAttempt, now_s: float) -> Decision:
@@ -151,15 +168,18 @@ class RecoveryDecisions:
         return replace(self._resubmit(output_token_ids), prefix_source=source, encoder_inputs=())
 
     def _resubmit(self, output_token_ids: Sequence[int]) -> EngineCoreRequest:
-        """Make the request for another submission: with a new id, and with the tokens so far."""
+        self.request = self._again(output_token_ids)
+        return self.request
+
+    def _again(self, output_token_ids: Sequence[int]) -> EngineCoreRequest:
+        """Return the request for another submission: with a new id, and with the tokens so far."""
         number = self.request.attempt + 1
-        self.request = replace(
+        return replace(
             self.original,
             request_id=f"{self.original.request_id}+{number}",
             attempt=number,
             output_token_ids=list(output_token_ids),
         )
-        return self.request
 
     def _num_new_tokens(self, failed: FailedAttempt) -> int:
         """Return how many output tokens the client has received in answer to its request."""

@@ -206,6 +206,10 @@ class _HomeRouter:
         home = self.prompt.home_among(engines)
         return self.router.choose(request, engines) if home is None else Route(None, home)
 
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Let the sample stay where it is: the others follow it."""
+        return None
+
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Tell the other router, unless the sample went to the prompt's engine, which that router knows already."""
         if self.prompt.home_among([route.decode]) is None:

@@ -31,6 +31,7 @@ from cluster.requests.in_flight import InFlight
 from cluster.requests.ledger import open_ledger
 from cluster.requests.model_versions import EnginesOfVersion, ModelVersion, ModelVersions
 from cluster.requests.moves.migration import MigrationPlanner
+from cluster.requests.moves.rerouting import Rerouting
 from cluster.requests.overload_control import OverloadControl
 from cluster.requests.prepared_request import PreparedRequest
 from cluster.requests.recovery import Recovery
@@ -72,6 +73,7 @@ class Serving:
         *,
         retry_delay_s: float = 1.0,
         migration_planner: MigrationPlanner | None = None,
+        rerouting: Rerouting | None = None,
         ingress: str = "",
         offered: OfferedLoad | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -85,6 +87,7 @@ class Serving:
         settings:          the limits of requests, and of their recovery
         retry_delay_s:     the delay that a refused client is told before any request has ended
         migration_planner: chooses where preempted requests migrate to; None: they stay where they are
+        rerouting:         looks at requests whose prompts wait; None: they stay where they are
         ingress:           the name of the ingress, for the records of its requests
         offered:           gets what was offered, for the planner; None if there is no planner
         clock:             monotonic seconds
@@ -110,6 +113,7 @@ class Serving:
         self.metrics.model_name = versions.newest(()).input_processor.model.name
         self._recovery_policy = RecoveryPolicy(settings.max_attempts, settings.recovery_timeout_s)
         self._migration_planner = migration_planner
+        self._rerouting = rerouting
         self._num_migrations_of_ended = 0
         # The key includes the tenant, so that tenants cannot block or discover each other's request ids.
         self._in_flight: dict[tuple[str, str], InFlight] = {}
@@ -187,6 +191,8 @@ class Serving:
             self._recovery_policy,
             self._migration_planner,
             turns,
+            # Samples follow the engine that has their prompt.
+            self._rerouting if prompt is None else None,
             record=in_flight.record,
         )
         in_flight.record.model_version, in_flight.record.slo = engines.model.version, engine_request.slo

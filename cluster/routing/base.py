@@ -49,6 +49,11 @@ class Route(Generic[EngineT]):
     reasons: LateDecision | None = field(default=None, compare=False, repr=False)
 
     @property
+    def computing(self) -> EngineT:
+        """The engine that computes the prompt."""
+        return self.decode if self.prefill is None else self.prefill
+
+    @property
     def decision(self) -> Decision | None:
         """Why these engines were chosen; None if the router does not say."""
         return None if self.reasons is None else self.reasons.describe()
@@ -59,6 +64,14 @@ class Router(Protocol):
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Choose a route from the engines that serve. Raises NoEngineAvailable."""
+        ...
+
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Choose other engines for a request whose prompt waits to be computed; None: it stays where it is.
+
+        waiting_id: the id under which it waits; if a route is returned, it counts as having left its engines
+        again:      the request as it will be submitted, under another id
+        """
         ...
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:

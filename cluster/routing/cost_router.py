@@ -38,7 +38,14 @@ from cluster.routing.decision import Decision, LateDecision, Reason, RoutingMode
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from cluster.routing.fleet import Fleet
 from cluster.routing.load_book import LoadBook
-from cluster.routing.placements import Compared, Placement, describe, draw_placement, prefix_source
+from cluster.routing.placements import (
+    Compared,
+    Placement,
+    better_elsewhere,
+    describe,
+    draw_placement,
+    prefix_source,
+)
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.routing.prefixes.cached_prefix import CachedPrefix
 from cluster.routing.reported_work import EngineWork
@@ -46,6 +53,27 @@ from cluster.routing.reported_work import EngineWork
 _RATE: Final = 0.02
 """How much one request counts in the moving averages of the lengths of prompts and outputs."""
 _MAX_REMEMBERED: Final = 1 << 20
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    """The newest choice, which on_start() takes up. cached: what the engines had of the prompt"""
+
+    request_id: str
+    facts: RequestFacts
+    decode: EngineLoad
+    prompt: PromptCost
+    cached: CachedPrefix
+
+
+class _Started(msgspec.Struct, frozen=True):
+    """A request under way.
+
+    engines: those that have it: one, or one that computes its prompt and one that decodes
+    lengths: the tokens of its prompt that each of them had cached; None if costs did not decide
+    """
+
+    engines: tuple[EngineKey, ...]
+    lengths: dict[EngineKey, int] | None
 
 
 class CostRouter:
@@ -74,9 +102,9 @@ class CostRouter:
         self._engines: Sequence[EngineLoad] = ()
         self._known: list[tuple[int, EngineDescriptor]] = []
         self._fleet: Fleet[EngineLoad] = Fleet((), book, self._usual)
-        self._newest: tuple[str, RequestFacts, EngineLoad, PromptCost] | None = None
-        self._sent_to: OrderedDict[str, tuple[EngineKey, ...]] = OrderedDict()
-        """The engines of each request under way, by its id."""
+        self._newest: _Choice | None = None
+        self._started: OrderedDict[str, _Started] = OrderedDict()
+        """The requests under way, by their ids."""
         book.watch(self)
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
@@ -93,13 +121,34 @@ class CostRouter:
             return self._by_rule(request, engines, Reason.MODEL_NOT_SURE)
         cached = self._pairs.find_cached(request)
         self._pairs.count_lookup(cached)
-        facts = self._facts(request)
-        draw = xxhash.xxh3_64_intdigest(request.request_id.encode())
+        facts, draw = self._facts(request), _draw(request)
         placements = list(self._placements(request, facts, _compare(fleet, facts, cached, draw)))
         chosen, reason = draw_placement(placements, draw)
-        self._newest = request.request_id, facts, chosen.decode, chosen.prompt
         reasons = LateDecision(lambda: describe(request, reason, facts, chosen, placements))
+        self._newest = _Choice(request.request_id, facts, chosen.decode, chosen.prompt, cached)
         return Route(chosen.prefill, chosen.decode, prefix_source(fleet, chosen, cached), reasons)
+
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Choose an engine that runs out of prompts, if that costs less than to wait on; see Router."""
+        started, fleet = self._started.get(waiting_id), self._fleet_of(engines)
+        if started is None or started.lengths is None or not fleet.is_sure:
+            return None
+        if any(key not in fleet.positions for key in started.engines):
+            return None
+        # Of its own engines the index knows what this request will bring there if it stays.
+        cached, facts = self._pairs.find_cached(again).but_for(started.lengths), self._facts(again)
+        here = [fleet.engine_of(key) for key in started.engines]
+        with self._book.without(started.engines, waiting_id):
+            compared = _compare(fleet, facts, cached, _draw(again))
+            current = self._placement_of(again, fleet, facts, compared, Route(here[0] if here[1:] else None, here[-1]))
+            placements = [current, *self._placements(again, facts, compared)]
+        best = better_elsewhere(current, placements)
+        if best is None:
+            return None
+        reasons = LateDecision(lambda: describe(again, Reason.REROUTED, facts, best, placements))
+        self._leave(waiting_id, is_waiting=True)
+        self._newest = _Choice(again.request_id, facts, best.decode, best.prompt, cached)
+        return Route(best.prefill, best.decode, prefix_source(fleet, best, cached), reasons)
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Add the request to the load of its engines, and note that they will soon have its KV and its adapter."""
@@ -111,17 +160,19 @@ class CostRouter:
         engines = _engines(route)
         works = [self._book.work_of(engine.descriptor) for engine in engines]
         prompt: PromptCost | None = None
-        if newest is not None and newest[0] == request.request_id and newest[2] is route.decode:
-            facts, prompt = newest[1], newest[3]
+        lengths: dict[EngineKey, int] | None = None
+        if newest is not None and newest.request_id == request.request_id and newest.decode is route.decode:
+            facts, prompt = newest.facts, newest.prompt
+            lengths = {work.key: newest.cached.length_of(work.key) for work in works}
         else:
             facts = self._facts(request)
             if (prediction := works[0].prediction) is not None:
                 prompt = prompt_cost(facts, works[0], prediction, 0)
         for engine, sent in zip(engines, _sent_work(facts, prompt, works, request), strict=True):
             self._book.note_sent(engine.descriptor, request.request_id, sent)
-        self._sent_to[request.request_id] = tuple(work.key for work in works)
-        if len(self._sent_to) > _MAX_REMEMBERED:
-            self._sent_to.popitem(last=False)
+        self._started[request.request_id] = _Started(tuple(work.key for work in works), lengths)
+        if len(self._started) > _MAX_REMEMBERED:
+            self._started.popitem(last=False)
 
     def on_end(self, request: EngineCoreRequest, output_token_ids: Sequence[int], route: Route[EngineT]) -> None:
         """Note what the decode engine has cached now, and how long the output was."""
@@ -135,9 +186,13 @@ class CostRouter:
 
     def on_leave(self, request_id: str) -> None:
         """Deduct the request from the load of its engines."""
+        self._leave(request_id, is_waiting=False)
+
+    def _leave(self, request_id: str, *, is_waiting: bool) -> None:
         self._pairs.on_leave(request_id)
-        for key in self._sent_to.pop(request_id, ()):
-            self._book.note_left(key, request_id)
+        if (started := self._started.pop(request_id, None)) is not None:
+            for key in started.engines:
+                self._book.note_left(key, request_id, is_waiting=is_waiting)
 
     def update(self, work: EngineWork) -> None:
         """Take in that an engine's work has changed."""
@@ -160,7 +215,7 @@ class CostRouter:
         cached, facts = self._pairs.find_cached(request), self._facts(request)
         compared = [Compared(fleet, group, facts, cached) for group in fleet.groups]
         if fleet.is_sure:
-            compared = _compare(fleet, facts, cached, xxhash.xxh3_64_intdigest(request.request_id.encode()))
+            compared = _compare(fleet, facts, cached, _draw(request))
         chosen = self._placement_of(request, fleet, facts, compared, route)
         placements = [chosen]
         if fleet.is_sure:
@@ -193,6 +248,9 @@ class CostRouter:
         slo, (ttft_s, itl_s) = request.slo, self._aims
         if slo is not None:
             ttft_s, itl_s = slo.ttft_s or ttft_s, slo.itl_s or itl_s
+        now_s = self._book.clock()
+        # A request that is submitted again has waited meanwhile.
+        waited_s = max(now_s - request.arrival_time_s, 0.0) if request.attempt else 0.0
         return RequestFacts(
             len(request.prompt_token_ids) + len(request.output_token_ids),
             max(
@@ -201,7 +259,8 @@ class CostRouter:
             ),
             ttft_s,
             itl_s,
-            self._book.clock(),
+            now_s,
+            waited_s,
         )
 
     def _fleet_of(self, engines: Sequence[EngineT]) -> Fleet[EngineT]:
@@ -260,6 +319,10 @@ def _compare(fleet: Fleet[EngineT], facts: RequestFacts, cached: CachedPrefix, d
             other = by_group[id(group)]
             other.coming_s = max(other.coming_s, soonest_s)
     return compared
+
+
+def _draw(request: EngineCoreRequest) -> int:
+    return xxhash.xxh3_64_intdigest(request.request_id.encode())
 
 
 def _engines(route: Route[EngineT]) -> list[EngineT]:

@@ -46,6 +46,8 @@ class Reason(StrEnum):
     """An engine cannot predict its steps yet, so the rule of the mode `disaggregate` decided."""
     MODE = "mode"
     """The routing mode leaves no choice of the way."""
+    REROUTED = "rerouted"
+    """The prompt waited, an engine had computed its own prompts, and the placement there costs less than the wait."""
     OWN_RULE = "own_rule"
     """Requests of this kind are routed by a rule of their own, such as prompts whose vectors are wanted."""
 

@@ -125,6 +125,11 @@ class Fleet(Generic[EngineT]):
                 self.positions[engine.descriptor.key] = group, index
                 self.update(group.works[index])
 
+    def engine_of(self, key: EngineKey) -> EngineT:
+        """Return an engine of the snapshot."""
+        group, index = self.positions[key]
+        return group.engines[index]
+
     @property
     def is_sure(self) -> bool:
         """Whether the steps of each engine can be predicted."""

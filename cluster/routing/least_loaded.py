@@ -18,6 +18,10 @@ class LeastLoadedPair:
         """Choose a pair, or one engine that prefills and decodes. Raises NoEngineAvailable."""
         return Route(*choose_pair(engines, lambda engine: engine.num_unfinished_requests, request.request_id))
 
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Let the request stay where it is."""
+        return None
+
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Do nothing: engines count their requests themselves."""
 

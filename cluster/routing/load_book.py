@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from typing import Final, Protocol
 from weakref import ref
 
@@ -40,6 +42,15 @@ from cluster.routing.reported_work import (
 
 _CHUNK: Final = 512
 """Tokens of a usual chunk of a prompt, at whose cost computed tokens are reckoned."""
+_DEDUCTED: Final = (
+    "num_decodes",
+    "num_coming_decodes",
+    "num_context_tokens",
+    "num_late",
+    "num_free_blocks",
+    "queue_end_s",
+)
+"""The numbers of an EngineWork in which a request under way counts."""
 _MEMORY_S: Final = 10.0
 """The time over which the part of an engine's time that goes to prompts is averaged."""
 
@@ -148,20 +159,48 @@ class LoadBook:
             self._deduct(work, sent, is_reported=new is None)
         self._tell(work)
 
-    def note_left(self, engine: EngineKey, request_id: str) -> None:
-        """Deduct a request that has ended, was aborted, or has failed at an engine. Unknown ones are ignored."""
+    def starts_in_s(self, engine: EngineKey, request_id: str) -> float:
+        """Return the time until an engine starts with a prompt, if that was the last one sent; 0 if it is unknown."""
+        work = self._works.get(engine)
+        entry = None if work is None else work.sent.get(request_id)
+        return 0.0 if work is None or entry is None else work.wait_s(self.clock()) - entry.work.prefill_s
+
+    @contextmanager
+    def without(self, engines: Iterable[EngineKey], request_id: str) -> Iterator[None]:
+        """Leave a request whose prompt waits out of the work of its engines, as long as the context lasts."""
+        works = [(work, work.sent[request_id]) for work in map(self._works.__getitem__, engines)]
+        before = [copy(work) for work, _ in works]
+        for work, entry in works:
+            work.queue_end_s -= entry.work.prefill_s
+            self._deduct(work, entry.work, is_reported=entry.ordinal <= work.report.num_taken_requests)
+        try:
+            yield
+        finally:
+            for (work, _), known in zip(works, before, strict=True):
+                for name in _DEDUCTED:
+                    setattr(work, name, getattr(known, name))
+
+    def note_left(self, engine: EngineKey, request_id: str, *, is_waiting: bool = False) -> None:
+        """Deduct a request that has ended, was aborted, or has failed at an engine. Unknown ones are ignored.
+
+        is_waiting: whether its prompt was still in the queue
+        """
         work = self._works.get(engine)
         entry = None if work is None else work.sent.pop(request_id, None)
         if work is None or entry is None:
             return
         if work.session is not None and entry.work.num_context_tokens:
             work.session.announce_left(entry.work)
+        if is_waiting:
+            work.queue_end_s -= entry.work.prefill_s
         self._deduct(work, entry.work, is_reported=entry.ordinal <= work.report.num_taken_requests)
         self._tell(work)
 
     @staticmethod
     def _deduct(work: EngineWork, sent: SentWork, *, is_reported: bool) -> None:
         if sent.num_context_tokens:
+            # It is not known whether this one was late.
+            work.num_late *= 1 - 1 / max(work.num_decodes, 1)
             work.num_decodes = max(work.num_decodes - 1, 0)
             work.num_coming_decodes = min(work.num_coming_decodes, work.num_decodes)
             work.num_context_tokens = max(work.num_context_tokens - sent.num_context_tokens, 0)
@@ -216,6 +255,7 @@ class LoadBook:
         # Those whose prompts are not computed yet will decode beside a request that is sent there now.
         work.num_coming_decodes = float(report.num_coming_decodes)
         work.num_decodes = report.num_decodes + report.num_coming_decodes
+        work.num_late = float(report.num_decodes - report.num_decodes_in_time + report.num_coming_late)
         work.num_context_tokens = report.num_decode_context_tokens + report.num_coming_context_tokens
         for sent in work.sent_since():
             _sum_in(work, sent)

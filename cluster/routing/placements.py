@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from itertools import islice
 from typing import Final, Generic
 
@@ -30,6 +31,8 @@ from kv_transfer.params import PrefixSource
 
 _NUM_HOLDERS: Final = 2
 """The engines with the longest cached prefix that are compared, for each group of engines."""
+_SOON_S: Final = 0.3
+"""An engine that has computed its prompts within this time may have others: it is looked at ten times a second."""
 _MIN_ERROR, _MAX_ERROR = 0.02, 0.1
 """The bounds of the part of the cost that counts as the error of the prediction."""
 
@@ -50,6 +53,11 @@ class Placement(msgspec.Struct, Generic[EngineT], frozen=True):
         if self.prefill is not None:
             return Way.PREFILL_DECODE
         return Way.DECODE_ALONE if self.decode.descriptor.role is EngineRole.DECODE else Way.PREFILL_ALONE
+
+    @property
+    def computing(self) -> EngineT:
+        """The engine that computes the prompt."""
+        return self.decode if self.prefill is None else self.prefill
 
     @property
     def load_s(self) -> float:
@@ -154,7 +162,7 @@ def prefix_source(fleet: Fleet[EngineT], chosen: Placement[EngineT], cached: Cac
     """Return the engine that has more of the prefix than the one that computes the prompt."""
     if not cached:
         return None
-    computing = (chosen.decode if chosen.prefill is None else chosen.prefill).descriptor.key
+    computing = chosen.computing.descriptor.key
     source = _fetch_source(fleet, fleet.positions[computing][0], cached)
     if source is None or source[2] <= cached.length_of(computing):
         return None
@@ -169,9 +177,7 @@ def draw_placement(placements: list[Placement[EngineT]], draw: int) -> tuple[Pla
     if len(placements) == 1:
         return placements[0], Reason.ONLY_WAY
     best = min(placements, key=_total_s)
-    # The decode steps are left out of the error: equal engines have equal predictions for them.
-    error = min(max(best.prompt.sigma, _MIN_ERROR), _MAX_ERROR)
-    limit_s = best.total_s + error * max(best.prompt.wait_s + best.prompt.seconds, 0.0)
+    limit_s = best.total_s + _error_s(best)
     equal = [placement for placement in placements if placement.total_s <= limit_s]
     if len(equal) == 1:
         return best, Reason.COST
@@ -181,6 +187,29 @@ def draw_placement(placements: list[Placement[EngineT]], draw: int) -> tuple[Pla
     one, other = draw % len(equal), (draw >> 32) % (len(equal) - 1)
     first, second = equal[one], equal[other + (other >= one)]
     return (second if second.load_s < first.load_s else first), Reason.TIE_DRAWN
+
+
+def better_elsewhere(
+    current: Placement[EngineT], placements: Iterable[Placement[EngineT]]
+) -> Placement[EngineT] | None:
+    """Return the cheapest placement for a prompt that waits elsewhere; None if it should stay where it is.
+
+    Only engines that will soon have no more prompts are looked at: there the prompt does not wait again, and an engine
+    that waits for work is what no prediction could foresee.
+    """
+    here = current.computing.descriptor.key
+    soon = [one for one in placements if one.prompt.wait_s <= _SOON_S and one.computing.descriptor.key != here]
+    best = min(soon, key=_total_s, default=None)
+    if best is None or best.total_s + _error_s(best) >= current.total_s:
+        return None
+    return best
+
+
+def _error_s(placement: Placement[EngineT]) -> float:
+    """Return the part of a cost that counts as the error of the prediction."""
+    # The decode steps are left out: equal engines have equal predictions for them.
+    error = min(max(placement.prompt.sigma, _MIN_ERROR), _MAX_ERROR)
+    return error * max(placement.prompt.wait_s + placement.prompt.seconds, 0.0)
 
 
 def _total_s(placement: Placement[EngineT]) -> float:

@@ -75,6 +75,10 @@ class PrefixAwarePair:
         computing = decode if prefill is None else prefill
         return Route(prefill, decode, self.find_source(computing, engines, cached))
 
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Let the request stay where it is: which engine would be quicker is not known."""
+        return None
+
     def find_cached(self, request: EngineCoreRequest) -> CachedPrefix:
         """Return how many of the request's first tokens each engine probably has cached; without those that have none.
 

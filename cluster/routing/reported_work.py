@@ -86,6 +86,7 @@ class EngineWork:
     mixed_step_bound_s: how long a step with decodes and prompts may take by the prediction; 0: no bound
     late_after_s:       the time to the first token from which on a request is late; 0: none is
     in_time_part:       the part of the requests that decode there which were not late; 1 if none decodes
+    num_late:           the part of num_decodes that had their first tokens too late, or have none and are late already
     decode_gap_s:       the mean time between tokens, so far, of those that decode there; 0: unknown
     prompt_share:       the part of its time by which prompts, of those to come, lengthen the steps of requests that
                         decode, up to MAX_PROMPT_SHARE
@@ -108,6 +109,7 @@ class EngineWork:
     mixed_step_bound_s: float = 0.0
     late_after_s: float = 0.0
     in_time_part: float = 1.0
+    num_late: float = 0.0
     decode_gap_s: float = 0.0
     prompt_share: float = 0.0
     links: dict[str, Link] = field(default_factory=dict)

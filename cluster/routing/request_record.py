@@ -113,7 +113,8 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     prefill_failure:    why the prefill engine failed, so that the decode engine computed the prompt; "" if it did not
     first_token_s:      from the request's arrival to the attempt's first token; None before it
     moved_s:            from the request's arrival to each migration: one less than there are decode_engine_ids
-    ended_s:            from the request's arrival to the failure; None if the attempt has not failed
+    ended_s:            from the request's arrival to the failure, or to when the request went elsewhere; None if the
+                        attempt goes on, or was the last one and has not failed
     """
 
     began_s: float
@@ -128,6 +129,16 @@ class AttemptRecord(msgspec.Struct, frozen=True):
     first_token_s: float | None = None
     moved_s: tuple[float, ...] = ()
     ended_s: float | None = None
+
+    @property
+    def was_left(self) -> bool:
+        """Whether the prompt still waited when the request was rerouted to an engine that had run out of prompts."""
+        return self.ended_s is not None and not self.failure
+
+    @property
+    def computing_engine_id(self) -> str:
+        """The engine that computed the prompt, or was to do so, when the attempt began."""
+        return self.prefill_engine_id or self.decode_engine_ids[0]
 
     @property
     def silent_engine_ids(self) -> list[str]:
@@ -194,6 +205,12 @@ class RequestRecord(msgspec.Struct, frozen=True):
     schema: int = SCHEMA
 
     @property
+    def left_queues_s(self) -> float:
+        """The time in the queues that the request has left for an engine without prompts; no engine reports it."""
+        left = (one for one in self.attempts if one.was_left)
+        return sum(one.ended_s - one.began_s for one in left if one.ended_s is not None)
+
+    @property
     def predicted_ttft_s(self) -> float | None:
         """The time to the first token as it was predicted for the attempt that gave it; None without a prediction.
 
@@ -242,13 +259,14 @@ def comparisons(record: RequestRecord, attempt: AttemptRecord) -> list[Compariso
     """Return what was predicted for one attempt of the record beside what came true; empty without a prediction.
 
     Times that clients see, to the first token and between tokens, are those of the whole request, so they are compared
-    only if the request had one attempt.
+    only if no attempt has failed, for the last one.
     """
     terms = None if attempt.decision is None else attempt.decision.chosen
     if terms is None:
         return []
     computing, decode = attempt.computing, attempt.decode
-    is_whole = len(record.attempts) == 1
+    *others, last = record.attempts
+    is_whole = attempt == last and all(one.was_left for one in others)
     found = [
         Comparison("queue", terms.prefill_wait_s + terms.blocks_wait_s, _if(computing, "queued_s")),
         Comparison("prefill", terms.prefill_s + terms.fetch_s, _if(computing, "prefill_s")),

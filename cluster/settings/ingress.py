@@ -110,6 +110,11 @@ class IngressConfig(BaseModel):
         description="Migrate a preempted request to another engine if the request goes on sooner there: to a decode "
         "engine, or with routing.mode cost to a prefill engine if no decode engine has room.",
     )
+    reroute_waiting: bool = Field(
+        True,
+        description="With routing.mode cost, submit a request whose prompt still waits in a queue to an engine that "
+        "has run out of prompts, if that costs less than the wait.",
+    )
     recovery_timeout_s: float = Field(
         60.0,
         ge=0,

@@ -44,6 +44,10 @@ class VectorRouter:
         prefill = [engine for engine in present if engine.descriptor.role is EngineRole.PREFILL]
         return self.router.choose(request, prefill or present)
 
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Let the prompt stay where it is."""
+        return None
+
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Tell the other router."""
         self.router.on_start(request, route)

@@ -9,8 +9,9 @@ from actors.core.requests.request import EngineCoreRequest
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import EngineT, Route
 from cluster.routing.decision import Way
-from cluster.routing.engine_connection import EngineRole
+from cluster.routing.engine_connection import EngineKey, EngineRole
 from cluster.routing.least_loaded import LeastLoadedPair
+from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import find_refusal
 
 
@@ -44,9 +45,25 @@ class DrawnRoutes(LeastLoadedPair):
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Draw a route. Raises NoEngineAvailable."""
-        routes = possible_routes(engines)
-        if not routes:
+        return self._draw(request).choice(self._wanted(engines))
+
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Draw whether the request goes elsewhere, and where."""
+        if not possible_routes(engines):
+            return None
+        return self._draw(again).choice([None, *self._wanted(engines)])
+
+    def _draw(self, request: EngineCoreRequest) -> random.Random:
+        return random.Random(f"{self._seed} {request.request_id.partition('-')[0]} {request.attempt}")
+
+    def _wanted(self, engines: Sequence[EngineT]) -> list[Route[EngineT]]:
+        if not (routes := possible_routes(engines)):
             raise NoEngineAvailable
-        wanted = [route for route in routes if way_of(route) is self._way]
-        name = request.request_id.partition("-")[0]
-        return random.Random(f"{self._seed} {name} {request.attempt}").choice(wanted or routes)
+        return [route for route in routes if way_of(route) is self._way] or routes
+
+
+class EndlessQueues(LoadBook):
+    """A load book by which every prompt waits for a while yet, so that a Rerouting looks at all of them."""
+
+    def starts_in_s(self, engine: EngineKey, request_id: str) -> float:
+        return 1.0

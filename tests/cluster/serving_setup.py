@@ -27,6 +27,7 @@ from cluster.parameters.generation import GenerateChunk, GenerateRequest, TextPr
 from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.model_versions import ModelVersion, ModelVersions
 from cluster.requests.moves.migration import MigrationPlanner
+from cluster.requests.moves.rerouting import Rerouting
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.requests.serving import Serving
 from cluster.routing.base import EngineT, Route, Router
@@ -101,6 +102,7 @@ def make_serving(
     pool: FakePool | None = None,
     versions: ModelVersions | None = None,
     migration_planner: MigrationPlanner | None = None,
+    rerouting: Rerouting | None = None,
 ) -> Serving:
     """Serving whose clock goes on by one second with each reading. It recovers nothing unless it is told to."""
     ticks = count()
@@ -119,6 +121,7 @@ def make_serving(
         pool or FakePool(*engines),
         settings,
         migration_planner=migration_planner,
+        rerouting=rerouting,
         retry_delay_s=1.5,
         clock=lambda: float(next(ticks)),
     )

@@ -21,13 +21,14 @@ from typing import Final
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.requests.moves.migration import MigrationPlanner
+from cluster.requests.moves.rerouting import Rerouting
 from cluster.requests.recovery import Recovery
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.base import EngineT, Route
 from cluster.routing.decision import Way
 from cluster.routing.engine_connection import EngineConnection, EngineRole
 from tests.actors.core.chunk_bounds import ChunkBound
-from tests.cluster.drawn_routes import DrawnRoutes, way_of
+from tests.cluster.drawn_routes import DrawnRoutes, EndlessQueues, way_of
 from tests.faults.engine_process import CallFailed, EngineProcess
 from tests.faults.fault_points import Action, Fault, Point
 from tests.faults.live_engines import IMPATIENT, LiveEngines, Question
@@ -42,6 +43,7 @@ _PROMPT_LENGTHS: Final = (3, 40, 96, 200)
 _NUM_SEEDS: Final = 3
 _POINTS: Final = (Point.BEFORE_CHUNK, Point.INSIDE_CHUNK, Point.AFTER_CHUNK)
 _WEIGHTS: Final = {Action.KILL: 6, Action.CUT_DATA: 6, Action.CUT_CONTROL: 6, Action.FLIP: 4, Action.STOP: 3}
+_REROUTE_AFTER_S: Final = 0.005
 _WAVE_TIMEOUT_S: Final = 60.0
 _BOUND: Final = ChunkBound(14e-3, "decode")
 """Beside a decode a step has a single token of a prompt, or a few."""
@@ -149,16 +151,23 @@ def _draw_trouble(rng: random.Random, engine_id: str) -> Trouble:
 
 
 class _NotingRoutes(DrawnRoutes):
-    """Counts the ways."""
+    """Counts the ways, and the requests that went elsewhere while they waited."""
 
     def __init__(self, visit: Visit, ways: Counter[Way]) -> None:
         super().__init__(visit.way, seed=visit.prompt_seed)
         self._ways = ways
+        self.num_reroutes = 0
 
     def choose(self, request: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT]:
         """Draw a route, and count its way."""
         route = super().choose(request, engines)
         self._ways[way_of(route)] += 1
+        return route
+
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Draw whether the request goes elsewhere, and count it."""
+        route = super().reroute(waiting_id, again, engines)
+        self.num_reroutes += route is not None
         return route
 
 
@@ -175,9 +184,13 @@ class ChaosRun:
         # An engine answers one call at a time.
         self._calls = {engine_id: asyncio.Lock() for engine_id in ENGINES}
         self._planner = MigrationPlanner(engines.stats)
+        # Most prompts wait for a few milliseconds only.
+        self._rerouting = Rerouting(
+            EndlessQueues(), lambda _, look: asyncio.get_running_loop().call_later(_REROUTE_AFTER_S, look)
+        )
         self.happened: Counter[Action] = Counter()
         self.ways: Counter[Way] = Counter()
-        self.num_migrations = 0
+        self.num_migrations = self.num_reroutes = 0
         self.num_answered = 0
         self.num_left = 0
 
@@ -290,13 +303,15 @@ class ChaosRun:
     async def _read(self, question: Question, visit: Visit) -> list[int]:
         """Read as many tokens as the client stays for."""
         token_ids = list(question.request.output_token_ids)
+        routes = _NotingRoutes(visit, self.ways)
         recovery = Recovery(
-            _NotingRoutes(visit, self.ways),
+            routes,
             self,
             question.request,
             None,
             RecoveryPolicy(max_attempts=4, engine_timeout_s=60.0),
             self._planner,
+            rerouting=self._rerouting,
         )
         try:
             async with aclosing(recovery.outputs()) as outputs:
@@ -307,4 +322,5 @@ class ChaosRun:
                         break
         finally:
             self.num_migrations += recovery.num_migrations
+            self.num_reroutes += routes.num_reroutes
         return token_ids

@@ -26,6 +26,7 @@ async def run_chaos(engines: LiveEngines, num_requests: int, num_at_once: int) -
     assert chaos.num_answered + chaos.num_left == num_requests
     assert chaos.num_answered > num_requests // 2
     assert all(chaos.ways[way] > num_requests // 10 for way in Way), f"this seed is too quiet: {chaos.ways}"
+    assert chaos.num_reroutes > 0, "this seed is too quiet"
     assert chaos.happened[Action.KILL] > 0, "this seed is too quiet"
     assert chaos.happened[Action.CUT_DATA] + chaos.happened[Action.CUT_CONTROL] > 0, "this seed is too quiet"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -89,8 +90,9 @@ class LoadMeter:
         self._note_lookups(prefix_cache)
         self._number += 1
         loading, stats = transfers.loading, transfers.transfer_stats
-        running = _running_work(rows)
-        waiting = self._waiting_work(requests, loading, rows)
+        late_before_s = now_s - late_after_s if late_after_s else -math.inf
+        running = _running_work(rows, late_before_s)
+        waiting = self._waiting_work(requests, loading, rows, late_before_s)
         coming = running.coming + waiting.coming
         return LoadReport(
             number=self._number,
@@ -115,15 +117,17 @@ class LoadMeter:
             late_after_s=late_after_s or 0.0,
             num_decodes_in_time=rows.num_in_time(late_after_s) if late_after_s else running.num_decodes,
             decode_gap_s=rows.decode_gap_s(now_s),
+            num_coming_late=running.num_late + waiting.num_late,
         )
 
     def _waiting_work(
-        self, requests: Mapping[str, Request], loading: Container[str], rows: RunningRows
+        self, requests: Mapping[str, Request], loading: Container[str], rows: RunningRows, late_before_s: float
     ) -> _WaitingWork:
+        """late_before_s: requests that arrived before this are late"""
         # Most engines have no other requests than those that run, most of the time.
         if len(requests) <= len(rows):
             return _WaitingWork()
-        num_slots, coming = 0, list[int]()
+        num_slots, coming, num_late = 0, list[int](), 0
         tokens = WaitingTokens(None if self.num_state_blocks else self.block_pool, self.block_size)
         for request_id, request in requests.items():
             if request_id in rows:
@@ -136,7 +140,8 @@ class LoadMeter:
                 num_slots += not request.num_computed_tokens
             if request.transfer_role is not TransferRole.PRODUCER and request.pooling_params is None:
                 coming.append(request.num_tokens)
-        return _WaitingWork(round(tokens.num_tokens * (1 - self._found)), num_slots, coming)
+                num_late += _is_late(request, late_before_s)
+        return _WaitingWork(round(tokens.num_tokens * (1 - self._found)), num_slots, coming, num_late)
 
     def _note_lookups(self, stats: PrefixCacheStats) -> None:
         num_new = stats.requests - self._num_lookups
@@ -154,24 +159,35 @@ class _WaitingWork:
     """The work of the waiting requests, as LoadReport counts it.
 
     num_slots: those without a slot for their recurrent state; coming: the tokens of each decode to come
+    num_late:  of the decodes to come, those that are late already
     """
 
     num_tokens: int = 0
     num_slots: int = 0
     coming: list[int] = field(default_factory=list)
+    num_late: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _RunningWork:
-    """The work of the running requests, as LoadReport counts it. coming: the tokens of each decode to come"""
+    """The work of the running requests, as LoadReport counts it.
+
+    coming, num_late: as in _WaitingWork
+    """
 
     num_prefill_tokens: int = 0
     num_decodes: int = 0
     num_context_tokens: int = 0
     coming: list[int] = field(default_factory=list)
+    num_late: int = 0
 
 
-def _running_work(rows: RunningRows) -> _RunningWork:
+def _is_late(request: Request, late_before_s: float) -> bool:
+    # Who has output, as a preempted request has, had its first token: whether in time, is not known any more.
+    return request.arrival_time < late_before_s and not request.num_output_tokens
+
+
+def _running_work(rows: RunningRows, late_before_s: float) -> _RunningWork:
     if not len(rows):
         return _RunningWork()
     live = rows.epochs.nonzero()[0]
@@ -182,9 +198,11 @@ def _running_work(rows: RunningRows) -> _RunningWork:
         return _RunningWork(0, len(live), int(num_computed.sum()))
     decodes = ~is_computing
     computing = rows.requests[live[is_computing & ~rows.is_producer[live]]].tolist()
+    coming = [request for request in computing if request.pooling_params is None]
     return _RunningWork(
         int(num_missing[is_computing].sum()),
         int(decodes.sum()),
         int(num_computed[decodes].sum()),
-        [request.num_tokens for request in computing if request.pooling_params is None],
+        [request.num_tokens for request in coming],
+        sum(_is_late(request, late_before_s) for request in coming),
     )

@@ -94,6 +94,7 @@ class LoadReport:
     late_after_s:              the time to the first token from which on a request is late; 0: none is
     num_decodes_in_time:       of num_decodes, those that were not late; if none is, or late prompts outweigh them,
                                a step may take ALL_LATE times the bound
+    num_coming_late:           of num_coming_decodes, those without a token that are late already
     decode_gap_s:              the mean time between tokens, so far, of those that decode; 0: unknown, or none has two
     describes_in_s:            the seconds from when the report is sent until the moment that it describes: the end of
                                the step under way; negative: that moment is over
@@ -122,6 +123,7 @@ class LoadReport:
     num_decodes_in_time: Total = 0
     decode_gap_s: Clock = 0.0
     describes_in_s: Clock = 0.0
+    num_coming_late: Total = 0
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ _WHY: Final = {
     Reason.ONLY_WAY: "no other placement was possible",
     Reason.MODEL_NOT_SURE: "an engine cannot predict its steps yet, so the rule of the mode disaggregate decided",
     Reason.MODE: "the routing mode leaves no choice of the way",
+    Reason.REROUTED: "the prompt still waited when this engine ran out of prompts, and to go there costs less",
     Reason.OWN_RULE: "requests of this kind are routed by a rule of their own",
 }
 _TERMS: Final = (

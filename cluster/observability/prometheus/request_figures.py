@@ -20,6 +20,7 @@ from cluster.routing.request_record import AttemptRecord, RequestRecord
 
 _ANSWERED: Final = frozenset({FinishReason.STOP.value, FinishReason.LENGTH.value})
 _PHASES: Final = ("prefill", "decode")
+_REROUTED: Final = ("prefill", "rerouted")
 _OUTCOMES: Final = ("completed", "cancelled", "failed")
 _CLIENTS_END: Final = frozenset({"cancelled", "deadline"})
 
@@ -41,7 +42,8 @@ PREEMPTIONS: Final = counter(
 ATTEMPTS: Final = counter(
     "raypd_attempts_total",
     "Attempts of requests that have ended. phase: prefill if the attempt gave no token, else decode. outcome: "
-    "completed; retried, if another attempt followed; cancelled by the client or its deadline; failed.",
+    "completed; retried, if it failed and another one followed; rerouted, if its prompt waited and went to an engine "
+    "that had run out of prompts; cancelled by the client or its deadline; failed.",
     "phase",
     "outcome",
 )
@@ -235,7 +237,7 @@ class AttemptFigures:
 
     def __init__(self) -> None:
         ends = list(itertools.product(_PHASES, _OUTCOMES))
-        self._attempts = Counter(dict.fromkeys([*ends, *((phase, "retried") for phase in _PHASES)], 0))
+        self._attempts = Counter(dict.fromkeys([*ends, *((phase, "retried") for phase in _PHASES), _REROUTED], 0))
         self._retries = Counter(dict.fromkeys(ends, 0))
         self._migrations = Counter(dict.fromkeys(ends, 0))
 
@@ -248,8 +250,8 @@ class AttemptFigures:
         self._attempts[_phase(last), outcome] += 1
         # Of very many attempts the record has the first and the last ones; those between failed like the first one.
         for attempt in [*failed, *[record.attempts[0]] * record.num_attempts_left_out]:
-            self._attempts[_phase(attempt), "retried"] += 1
-            self._retries[_phase(attempt), outcome] += 1
+            self._attempts[_phase(attempt), "rerouted" if attempt.was_left else "retried"] += 1
+            self._retries[_phase(attempt), outcome] += not attempt.was_left
         for attempt in record.attempts:
             self._migrations[_phase(attempt), outcome] += len(attempt.moved_s)
 
@@ -287,7 +289,7 @@ def _measured(record: RequestRecord, tpot_s: float | None) -> Iterator[tuple[Dec
     decode_s = 0.0 if tpot_s is None else tpot_s * (record.num_output_tokens - 1)
     computing = next((one.computing for one in record.attempts if one.num_new_tokens), None)
     if computing is not None:
-        yield QUEUE, computing.queued_s
+        yield QUEUE, record.left_queues_s + computing.queued_s
         yield PREFILL, computing.prefill_s
         yield COMPUTED_LENGTH, computing.num_prompt_tokens_computed
         yield INFERENCE, computing.prefill_s + decode_s

@@ -55,6 +55,9 @@ def attempt_spans(attempt: AttemptRecord, number: int, end_s: float | None) -> l
     end_s:  when the attempt ended, in seconds from the request's arrival; None if it goes on
     """
     spans = _Spans(number, attempt.began_s, end_s)
+    if attempt.was_left:
+        spans.add(phases.QUEUE, attempt.computing_engine_id, attempt.began_s, end_s)
+        return spans.found
     if attempt.prefill_engine_id is not None:
         _add_prefill_engine(spans, attempt, attempt.prefill_engine_id, end_s)
     _add_decode_engines(spans, attempt, end_s)

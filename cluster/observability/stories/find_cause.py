@@ -90,7 +90,7 @@ def _add_failures(longest: _Longest, record: RequestRecord, duration_s: float) -
             lost_s = (attempt.first_token_s or duration_s) - attempt.began_s
             if longest.is_beaten_by(lost_s):
                 longest.words = partial(_prefill_failure, attempt, lost_s)
-        if attempt.ended_s is None:
+        if attempt.ended_s is None or attempt.was_left:
             continue
         began_s = attempt.ended_s if attempt.num_new_tokens else attempt.began_s
         if index + 1 == len(record.attempts):
@@ -125,19 +125,21 @@ def _add_waits(longest: _Longest, record: RequestRecord, spans: tuple[PhaseSpan,
     last = record.attempts[-1]
     is_first = len(record.attempts) == 1
     newest = 1 if is_first else max([span.attempt for span in spans], default=0)
+    left = [number for number, attempt in enumerate(record.attempts, 1) if attempt.was_left]
     queued_s = reserved_s = 0.0
-    queue = reservation = ""
+    queues: list[str] = []
+    reservation = ""
     late: list[PhaseSpan] = []
     preempted: list[PhaseSpan] = []
     for span in spans:
         phase = span.phase
         if phase is phases.PREEMPTED:
             preempted.append(span)
-        elif not is_first and span.attempt != newest:
+        elif not is_first and span.attempt != newest and span.attempt not in left:
             continue
         elif phase is phases.QUEUE:
             queued_s += span.seconds(duration_s)
-            queue = span.engine_id
+            queues.append(span.engine_id)
         elif phase is phases.RESERVATION:
             reserved_s += span.seconds(duration_s)
             reservation = span.engine_id
@@ -147,7 +149,7 @@ def _add_waits(longest: _Longest, record: RequestRecord, spans: tuple[PhaseSpan,
     queued_s -= reserved_s
     takes = longest.is_beaten_before_token_by if is_first else longest.is_beaten_by
     if takes(queued_s):
-        longest.words = partial(_queue, last, queue, queued_s)
+        longest.words = partial(_queue, record.attempts[0] if left else last, queues, queued_s)
     if takes(reserved_s):
         longest.words = partial(_reservation, reservation, reserved_s)
     for span in late:
@@ -160,12 +162,13 @@ def _add_waits(longest: _Longest, record: RequestRecord, spans: tuple[PhaseSpan,
         _add_preemptions(longest, record, preempted, duration_s)
 
 
-def _queue(attempt: AttemptRecord, engine_id: str, queued_s: float) -> str:
+def _queue(attempt: AttemptRecord, engine_ids: list[str], queued_s: float) -> str:
     terms = None if attempt.decision is None else attempt.decision.chosen
     predicted = "" if terms is None else f", where {in_words(terms.prefill_wait_s)} were predicted"
     late = f", or {attempt.decode_engine_ids[-1]} reserved blocks late, which it has not reported"
     rest = late if attempt.prefill is not None and attempt.decode is None else ""
-    return f"waited {in_words(queued_s)} in the queue of {engine_id}{predicted}: other requests came first{rest}"
+    where = " and of ".join(dict.fromkeys(engine_ids))
+    return f"waited {in_words(queued_s)} in the queue of {where}{predicted}: other requests came first{rest}"
 
 
 def _reservation(engine_id: str, reserved_s: float) -> str:

@@ -73,8 +73,8 @@ def spans_of(record: RequestRecord) -> tuple[PhaseSpan, ...]:
     for number, attempt in number_attempts(record):
         if failed_s is not None and attempt.began_s > failed_s:
             spans.append(PhaseSpan(phases.RECOVERY, "", number - 1, failed_s, attempt.began_s))
-        failed_s = attempt.ended_s
-        spans += attempt_spans(attempt, number, record.duration_s if failed_s is None else failed_s)
+        spans += attempt_spans(attempt, number, record.duration_s if attempt.ended_s is None else attempt.ended_s)
+        failed_s = None if attempt.was_left else attempt.ended_s
     if failed_s is not None and (record.duration_s is None or record.duration_s > failed_s):
         spans.append(PhaseSpan(phases.RECOVERY, "", number, failed_s, record.duration_s))
     spans.sort(key=_BEGAN_S)
@@ -96,14 +96,18 @@ def _events(record: RequestRecord, spans: tuple[PhaseSpan, ...]) -> tuple[StoryE
         if span.phase is phases.PREEMPTED:
             text = f"{span.engine_id} preempted the request: its KV cache had no free block"
             events.append(StoryEvent(EventKind.PREEMPTED, span.began_s, span.engine_id, span.attempt, text))
-    for number, attempt in number_attempts(record):
+    for index, (number, attempt) in enumerate(number_attempts(record)):
         if attempt.moved_s or attempt.prefill_failure or attempt.ended_s is not None:
-            events += _events_of_attempt(attempt, number, spans)
+            went_to = next((one.computing_engine_id for one in record.attempts[index + 1 :]), "")
+            events += _events_of_attempt(attempt, number, spans, went_to)
     events.sort(key=_AT_S)
     return tuple(events)
 
 
-def _events_of_attempt(attempt: AttemptRecord, number: int, spans: tuple[PhaseSpan, ...]) -> Iterator[StoryEvent]:
+def _events_of_attempt(
+    attempt: AttemptRecord, number: int, spans: tuple[PhaseSpan, ...], went_to: str
+) -> Iterator[StoryEvent]:
+    """went_to: the engine that the prompt of the next attempt went to, if there is one"""
     decoders = attempt.decode_engine_ids
     for moved_s, (left, taken) in zip(attempt.moved_s, itertools.pairwise(decoders), strict=False):
         yield StoryEvent(EventKind.MOVED, moved_s, taken, number, f"migrated from {left} to {taken}")
@@ -112,5 +116,9 @@ def _events_of_attempt(attempt: AttemptRecord, number: int, spans: tuple[PhaseSp
         at_s = (lost[-1].ended_s if lost else None) or attempt.began_s
         text = f"{decoders[-1]} computed the prompt instead: {attempt.prefill_failure}"
         yield StoryEvent(EventKind.FAILED, at_s, attempt.prefill_engine_id or "", number, text)
-    if attempt.ended_s is not None:
+    if attempt.was_left and attempt.ended_s is not None:
+        here = attempt.computing_engine_id
+        text = f"rerouted from the queue of {here} to {went_to}, which had run out of prompts"
+        yield StoryEvent(EventKind.REROUTED, attempt.ended_s, here, number, text)
+    elif attempt.ended_s is not None:
         yield StoryEvent(EventKind.FAILED, attempt.ended_s, decoders[-1], number, attempt.failure)

@@ -77,6 +77,7 @@ class EventKind(StrEnum):
 
     FIRST_TOKEN = "first_token"
     PREEMPTED = "preempted"
+    REROUTED = "rerouted"
     MOVED = "moved"
     FAILED = "failed"
 

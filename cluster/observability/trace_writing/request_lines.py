@@ -50,7 +50,7 @@ def make_line(
         decode_s=_decode_s(record),
         num_attempts=len(record.attempts) + record.num_attempts_left_out,
     )
-    return line if last is None else _with_attempt(line, last)
+    return line if last is None else _with_attempt(line, last, record.left_queues_s)
 
 
 def hash_prompt(request: EngineCoreRequest, key: BlockHashKey) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def _decode_s(record: RequestRecord) -> float | None:
     return max(0.0, record.duration_s - record.ttft_s)
 
 
-def _with_attempt(line: TraceLine, last: AttemptRecord) -> TraceLine:
+def _with_attempt(line: TraceLine, last: AttemptRecord, left_queues_s: float) -> TraceLine:
     computing, decode = last.computing, last.decode
     chosen = None if last.decision is None else last.decision.chosen
     way = chosen.way if chosen is not None else Way.PREFILL_DECODE if last.prefill_engine_id is not None else None
@@ -81,7 +81,7 @@ def _with_attempt(line: TraceLine, last: AttemptRecord) -> TraceLine:
     line.prefill_engine, line.decode_engines = last.prefill_engine_id, last.decode_engine_ids
     line.num_moves = max(0, len(last.decode_engine_ids) - 1)
     if computing is not None:
-        line.queue_s, line.prefill_s = computing.queued_s, computing.prefill_s
+        line.queue_s, line.prefill_s = left_queues_s + computing.queued_s, computing.prefill_s
         line.num_cached_tokens = computing.num_cached_tokens
     if last.prefill_engine_id is not None and decode is not None:
         line.transfer_s, line.exposed_transfer_s = decode.transfer_s, decode.exposed_transfer_s

@@ -113,11 +113,12 @@ def delay_of_prompts(
 def part_in_time(facts: RequestFacts, work: EngineWork, prediction: StepPrediction) -> float:
     """Return the expected part of those that decode beside a request that have had their first tokens in time.
 
-    The others have missed an aim and cannot miss it once more. Those that decode now are as reported. Those that will
-    have begun by then have waited for the engine's queue, and are taken to have waited as long as this request would.
+    The others have missed an aim and cannot miss it once more. Those that decode now, and those to come that are late
+    already, are as reported. Those that will have begun by then have waited for the engine's queue, and are taken to
+    have waited as long as this request would.
     """
     late = miss_probability(work.wait_s(facts.now_s), facts.ttft_s, prediction.prefill_sigma)
-    return work.in_time_part * (1 - late)
+    return max(1 - work.num_late / max(work.num_decodes, 1.0), 0.0) * (1 - late)
 
 
 def gap_miss_probability(

@@ -22,6 +22,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
     num_output_tokens: how many more are expected
     ttft_s, itl_s:     its aims; None: it has none
     now_s:             the time, by the clock of the load book
+    waited_s:          for how long the client has waited already; 0 for a request that has just come
     """
 
     num_tokens: int
@@ -29,6 +30,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
     ttft_s: float | None = None
     itl_s: float | None = None
     now_s: float = 0.0
+    waited_s: float = 0.0
 
     @property
     def penalty_s(self) -> float:

@@ -154,8 +154,7 @@ def _misses_of_each(
     # No gap is longer than the steps with this prompt, which the engine's aim may hold short.
     longest_s = max(steps.seconds / steps.num_steps, step_s)
     later_s = min(step_s + steps.added_s / max(facts.num_output_tokens, 1), longest_s)
-    sigma = prediction.decode_sigma
-    more = miss_probability(later_s, facts.itl_s, sigma) - miss_probability(step_s, facts.itl_s, sigma)
+    more = _more_misses(facts, work, prediction, step_s, later_s)
     in_time = part_in_time(facts, work, prediction)
     if prefers_prompts:
         # Prompts that come anyway have made their gaps too long.
@@ -212,12 +211,7 @@ def decode_cost(
     if num_decodes:
         inflicted_s = num_output * num_decodes * (bare_step_s - before_s)
         if facts.itl_s is not None:
-            sigma = prediction.decode_sigma
-            # The aim is one for the mean, and those that decode have half of their tokens already, on average.
-            gap_s = before_s / (1 - share)
-            so_far_s = work.decode_gap_s or gap_s
-            before_s, after_s = (gap_s + so_far_s) / 2, (step_s + so_far_s) / 2
-            more = miss_probability(after_s, facts.itl_s, sigma) - miss_probability(before_s, facts.itl_s, sigma)
+            more = _more_misses(facts, work, prediction, before_s / (1 - share), step_s)
             penalty_s = num_decodes * facts.penalty_s * part_in_time(facts, work, prediction) * more
     prompts_delay_s = 0.0
     if prefers_prompts and share:
@@ -229,6 +223,20 @@ def decode_cost(
     return DecodeCost(
         work, num_cached, wait_s, room_s, decode_s, step_s, inflicted_s, penalty_s, gap_miss, prompts_delay_s
     )
+
+
+def _more_misses(
+    facts: RequestFacts, work: EngineWork, prediction: StepPrediction, gap_s: float, longer_s: float
+) -> float:
+    """Return by how much those that decode will more probably miss their aim if their gaps to come are longer.
+
+    The aim is one for the mean, and those that decode have half of their tokens already, on average.
+    """
+    so_far_s, sigma = work.decode_gap_s or gap_s, prediction.decode_sigma
+    before, after = (
+        miss_probability((so_far_s + to_come_s) / 2, facts.itl_s, sigma) for to_come_s in (gap_s, longer_s)
+    )
+    return after - before
 
 
 def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPrediction) -> tuple[float, float]:
@@ -292,7 +300,7 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
         total_s=total(facts, prompt, decode, adapter_s),
         ttft_s=ttft_s,
         itl_s=itl_s,
-        ttft_miss_probability=miss_probability(ttft_s, facts.ttft_s, prefill.prefill_sigma),
+        ttft_miss_probability=_ttft_miss_probability(facts, ttft_s, prefill.prefill_sigma),
         itl_miss_probability=max(miss_probability(itl_s, facts.itl_s, decoding.decode_sigma), decode.gap_miss),
     )
 
@@ -364,11 +372,16 @@ def _wait_for_room(facts: RequestFacts, work: EngineWork, step_s: float) -> floa
 def _penalty(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, ttft_s: float, itl_s: float) -> float:
     if facts.ttft_s is None and facts.itl_s is None:
         return 0.0
-    missed = miss_probability(ttft_s, facts.ttft_s, prompt.sigma)
+    missed = _ttft_miss_probability(facts, ttft_s, prompt.sigma)
     itl_missed = max(miss_probability(itl_s, facts.itl_s, _prediction(decode.work).decode_sigma), decode.gap_miss)
     # A request that misses both aims is one missed request: it need not wait for the engine with short gaps.
     missed += (1 - missed) * itl_missed
     return facts.penalty_s * missed + prompt.penalty_s + decode.penalty_s
+
+
+def _ttft_miss_probability(facts: RequestFacts, ttft_s: float, sigma: float) -> float:
+    """Return the probability that the client's first token is late. ttft_s: from now on"""
+    return miss_probability(ttft_s, None if facts.ttft_s is None else facts.ttft_s - facts.waited_s, sigma)
 
 
 def _prediction(work: EngineWork) -> StepPrediction:

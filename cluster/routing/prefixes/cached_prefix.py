@@ -41,6 +41,17 @@ class CachedPrefix(Mapping[EngineKey, int]):
         """Return the same with all lengths multiplied, as from blocks to tokens."""
         return CachedPrefix([(length * factor, bits) for length, bits in self._levels], self._slots, self._names)
 
+    def but_for(self, lengths: Mapping[EngineKey, int]) -> CachedPrefix:
+        """Return the same with other lengths for these engines. Engines that the index does not know are left out."""
+        others = 0
+        for engine in lengths:
+            others |= self._slots.get(engine, 0)
+        of_length = {length: bits & ~others for length, bits in self._levels}
+        for engine, length in lengths.items():
+            if length:
+                of_length[length] = of_length.get(length, 0) | self._slots.get(engine, 0)
+        return CachedPrefix(sorted(level for level in of_length.items() if level[1]), self._slots, self._names)
+
     def length_of(self, engine: EngineKey) -> int:
         """Return how much an engine has; 0 if it has nothing."""
         slot = self._slots.get(engine, 0)

@@ -39,6 +39,7 @@ from cluster.routing.recording.router_events import (
     Left,
     Over,
     Reported,
+    Rerouted,
     RouterEvent,
     RouterHeader,
     RouterMade,
@@ -279,9 +280,7 @@ class RecordedRouter:
         recorder = self._recorder
         if not recorder.is_open:
             return self._router.choose(request, engines)
-        states = recorder.states_of(engines)
-        numbers = None if engines is self._engines else tuple(map(recorder.number_of, engines))
-        self._engines = engines
+        states, numbers = recorder.states_of(engines), self._new_numbers(engines)
         told, has_prompt = recorder.request_of(request)
         recorder.clock.begin()
         route: Route[EngineT] | None = None
@@ -290,6 +289,19 @@ class RecordedRouter:
         finally:
             chosen = None if route is None else self._in_numbers(route)
             recorder.note(Chosen(self._number, told, has_prompt, numbers, states, chosen, recorder.clock.end()))
+        return route
+
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        """Choose other engines for a request that waits; see Router."""
+        recorder = self._recorder
+        if not recorder.is_open:
+            return self._router.reroute(waiting_id, again, engines)
+        states, numbers = recorder.states_of(engines), self._new_numbers(engines)
+        told, has_prompt = recorder.request_of(again)
+        recorder.clock.begin()
+        route = self._router.reroute(waiting_id, again, engines)
+        chosen, clock_s = None if route is None else self._in_numbers(route), recorder.clock.end()
+        recorder.note(Rerouted(self._number, waiting_id, told, has_prompt, numbers, states, chosen, clock_s))
         return route
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
@@ -328,6 +340,13 @@ class RecordedRouter:
         self._router.on_leave(request_id)
         recorder.forget_prompt(request_id)
         recorder.note(Left(self._number, request_id, recorder.clock.end()))
+
+    def _new_numbers(self, engines: Sequence[EngineLoad]) -> tuple[int, ...] | None:
+        """Return the numbers of engines to choose from; None if they are those of the last call."""
+        if engines is self._engines:
+            return None
+        self._engines = engines
+        return tuple(map(self._recorder.number_of, engines))
 
     def _in_numbers(self, route: Route[EngineT]) -> SessionRoute:
         number_of = self._recorder.number_of

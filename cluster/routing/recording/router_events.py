@@ -23,7 +23,7 @@ from cluster.routing.engine_connection import EngineDescriptor
 from kv_transfer.message_ranges import MAX_ITEMS, Bulk, Count, Incarnation, ShortBytes, TokenIds, Total, WireName
 from kv_transfer.params import PrefixSource
 
-VERSION: Final = 2
+VERSION: Final = 3
 _Key: TypeAlias = tuple[WireName, Incarnation]
 _Numbers: TypeAlias = Annotated[tuple[Count, ...], Meta(max_length=MAX_ITEMS)]
 
@@ -158,6 +158,24 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
+class Rerouted:
+    """Other engines were looked for, for a request that waited.
+
+    waiting_id: the id under which it waited; request: as it would be submitted again
+    has_prompt, engines: as in Chosen; route: None: it stayed where it was
+    """
+
+    router: Count
+    waiting_id: WireName
+    request: EngineCoreRequest
+    has_prompt: bool
+    engines: _Numbers | None
+    states: States
+    route: SessionRoute | None
+    clock_s: Clocks
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """A request was submitted. decision: the digest of why its route was chosen; None if the router did not say"""
 
@@ -193,8 +211,19 @@ class Left:
 
 
 RouterEvent: TypeAlias = (
-    RouterHeader | IndexMade | RouterMade | Reported | Announced | Kept | IndexTold | Chosen | Started | Over | Left
+    RouterHeader
+    | IndexMade
+    | RouterMade
+    | Reported
+    | Announced
+    | Kept
+    | IndexTold
+    | Chosen
+    | Rerouted
+    | Started
+    | Over
+    | Left
 )
 CODEC: Final = RankCodec(
-    (RouterHeader, IndexMade, RouterMade, Reported, Announced, Kept, IndexTold, Chosen, Started, Over, Left)
+    (RouterHeader, IndexMade, RouterMade, Reported, Announced, Kept, IndexTold, Chosen, Rerouted, Started, Over, Left)
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from cluster.routing.recording.router_events import (
     Left,
     Over,
     Reported,
+    Rerouted,
     RouterHeader,
     RouterMade,
     SessionRoute,
@@ -105,7 +107,7 @@ class _ReplayedRouting:
             case Kept():
                 self._book.keep(event.engines)
                 return False
-            case Reported() | Announced() | IndexTold() | Chosen() | Started() | Over() | Left():
+            case Reported() | Announced() | IndexTold() | Chosen() | Rerouted() | Started() | Over() | Left():
                 self._clock.load(event.clock_s)
             case _:
                 raise ValueError("a second header")
@@ -119,7 +121,7 @@ class _ReplayedRouting:
                 self._book.note_announced(session, event.num_submitted, event.works, event.left)
             case IndexTold():
                 self._tell_index(event)
-            case Chosen():
+            case Chosen() | Rerouted():
                 self._choose(event)
             case Started():
                 self._start(event)
@@ -133,7 +135,7 @@ class _ReplayedRouting:
                 self._routes.pop(event.request_id, None)
         if not self._clock.is_used_up:
             raise DecisionDiffers("how often the clock was read in a call")
-        return isinstance(event, Chosen)
+        return isinstance(event, Chosen | Rerouted)
 
     def _make_router(self, made: RouterMade) -> CostRouter:
         index = self._indexes[made.index]
@@ -171,18 +173,20 @@ class _ReplayedRouting:
             case IndexCall.END_SNAPSHOT:
                 index.end_snapshot(told.engine)
 
-    def _choose(self, event: Chosen) -> None:
+    def _choose(self, event: Chosen | Rerouted) -> None:
         self._note(event.states)
         if event.engines is not None:
             self._engines[event.router] = [self._sessions[number] for number in event.engines]
         request, route = self._request(event), None
-        try:
-            route = self._routers[event.router].choose(request, self._engines[event.router])
-        except NoEngineAvailable:
-            found = None
+        router, engines = self._routers[event.router], self._engines[event.router]
+        if isinstance(event, Rerouted):
+            route = router.reroute(event.waiting_id, request, engines)
         else:
+            with suppress(NoEngineAvailable):
+                route = router.choose(request, engines)
+        if route is not None:
             self._routes[request.request_id] = route
-            found = _in_numbers(route)
+        found = None if route is None else _in_numbers(route)
         if found != event.route:
             raise DecisionDiffers(
                 f"request {request.request_id}: the recorded route is {self._named(event.route)}, this one "
@@ -197,7 +201,7 @@ class _ReplayedRouting:
         if decision != event.decision:
             raise DecisionDiffers(f"request {request.request_id}: the costs by which its route was chosen")
 
-    def _request(self, event: Chosen | Started | Over) -> EngineCoreRequest:
+    def _request(self, event: Chosen | Rerouted | Started | Over) -> EngineCoreRequest:
         request = event.request
         if event.has_prompt:
             self._prompts[request.request_id] = request.prompt_token_ids

@@ -18,6 +18,7 @@ from actors.core.requests.request import FinishReason
 from actors.sessions.block_messages import event_messages
 from cluster.errors import EngineFailed, NoEngineAvailable, Overloaded
 from cluster.planning.offered_load import OfferedLoad
+from cluster.requests.moves.rerouting import Rerouting
 from cluster.requests.overload_control import OverloadControl
 from cluster.requests.recovery_decisions import FailedAttempt, RecoveryDecisions, RecoveryPolicy, TryAgain
 from cluster.routing.base import Route
@@ -86,6 +87,7 @@ class SimulatedIngress:
         )
         slo = spec.slo
         self._router = CostRouter(pairs, self._book, spec.routing_mode, ttft_s=slo.ttft_s, itl_s=slo.itl_s)
+        self._rerouting = Rerouting(self._book, lambda delay_s, look: events.at(events.now_s + delay_s, look))
         self._moves = Moves(lambda: self._serving, self._router, self._book, spec.routing_mode, events.clock)
 
     # -- engines come and go, and report -------------------------------------------------------------------------
@@ -259,11 +261,23 @@ class SimulatedIngress:
     def _note(self, flight: Flight, engine: SimulatedEngine, output: EngineCoreOutput, *, is_decode: bool) -> None:
         if not is_decode and flight.num_tokens > output.first_position:
             return  # The decode engine was quicker: the client has this token.
+        self._rerouting.forget(flight.request_id)
         flight.take(output, engine.log, self._events.now_s)
 
     def _submit(self, flight: Flight) -> None:
         """Begin an attempt. Raises NoEngineAvailable."""
-        route = flight.decisions.choose_route(self._router, self._serving)
+        self._submit_to(flight, flight.decisions.choose_route(self._router, self._serving))
+
+    def _reroute(self, flight: Flight) -> bool:
+        """Submit a request, whose prompt waits, to another engine if the router says so. Returns whether it did."""
+        route = flight.decisions.reroute(self._router, [], self._serving)
+        if route is None:
+            return False
+        self._end_attempt(flight)
+        self._submit_to(flight, route)
+        return True
+
+    def _submit_to(self, flight: Flight, route: Route[SimulatedSession]) -> None:
         if self._decisions is None:
             # Nobody reads why, so that it need not be said.
             route = Route(route.prefill, route.decode, route.prefix_source)
@@ -278,6 +292,8 @@ class SimulatedIngress:
         self._router.on_start(request, route)
         if self._decisions is not None and route.decision is not None:
             self._decisions.append(route.decision)
+        if self._spec.ingress.reroute_waiting:
+            self._rerouting.wait(request.request_id, route.computing.descriptor.key, partial(self._reroute, flight))
 
     def _finish(self, flight: Flight, route: Route[SimulatedSession]) -> None:
         self._router.on_end(flight.decisions.original, [TOKEN] * flight.num_tokens, route)
@@ -297,6 +313,7 @@ class SimulatedIngress:
         request_id, route = flight.request_id, flight.route
         assert route is not None, "an attempt has a route"
         self._moves.cancel(flight)
+        self._rerouting.forget(request_id)
         for submitted_id in flight.submitted_ids:
             self._router.on_leave(submitted_id)
         self._flights.pop(request_id, None)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from actors.core.outputs.engine_core_outputs import Preemption
+from actors.core.requests.multimodal import EncoderInput
 from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import SamplingParams
 from cluster.errors import DeadlineExceeded, EngineFailed, NoEngineAvailable, OutputsDiverged
@@ -20,6 +21,7 @@ from cluster.requests.recovery_decisions import (
     RecoveryPolicy,
     TryAgain,
 )
+from cluster.routing.base import EngineT, Route
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from kv_transfer.params import PrefixSource
 from tests.cluster.serving_setup import RecordingRouter
@@ -165,3 +167,43 @@ def test_the_router_chooses_among_the_engines_that_serve() -> None:
     assert (route.prefill, route.decode) == (prefill, decode)
     with pytest.raises(NoEngineAvailable):
         decisions.choose_route(RecordingRouter(), [])
+
+
+class OtherRoutes(RecordingRouter):
+    """Sends every request that waits to the same engine."""
+
+    def __init__(self, target: FakeEngine) -> None:
+        super().__init__()
+        self.target = target
+        self.asked: list[tuple[str, str]] = []
+
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        self.asked.append((waiting_id, again.request_id))
+        return next((Route(None, one) for one in engines if one.descriptor is self.target.descriptor), None)
+
+
+def test_a_request_that_waits_goes_elsewhere_under_another_id_and_only_once() -> None:
+    target, decisions = FakeEngine("d1", EngineRole.DECODE), RecoveryDecisions(REQUEST, POLICY)
+    router = OtherRoutes(target)
+    assert decisions.reroute(router, [9], []) is None
+    assert decisions.request is REQUEST, "it stays where it is, as it is"
+    route = decisions.reroute(router, [9], [target])
+    assert route is not None
+    assert route.decode is target
+    assert decisions.request == replace(REQUEST, request_id="r+1", attempt=1)
+    assert decisions.reroute(router, [9], [target]) is None
+    assert router.asked == [("r", "r+1"), ("r", "r+1")]
+
+
+def test_who_has_gone_elsewhere_has_not_failed() -> None:
+    target, decisions = FakeEngine("d1", EngineRole.DECODE), RecoveryDecisions(REQUEST, POLICY)
+    assert decisions.reroute(OtherRoutes(target), [9], [target]) is not None
+    assert isinstance(decisions.after_failure(failed(), NOW_S), TryAgain)
+    assert isinstance(decisions.after_failure(failed(), NOW_S), TryAgain)
+    assert isinstance(decisions.after_failure(failed(), NOW_S), GiveUp)
+
+
+def test_a_request_with_images_stays_with_the_engine_that_gets_their_embeddings() -> None:
+    target = FakeEngine("d1", EngineRole.DECODE)
+    decisions = RecoveryDecisions(replace(REQUEST, encoder_inputs=(EncoderInput("image", {}),)), POLICY)
+    assert decisions.reroute(OtherRoutes(target), [9], [target]) is None

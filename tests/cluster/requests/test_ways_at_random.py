@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from graphlib import TopologicalSorter
@@ -28,13 +28,14 @@ from cluster.parameters.generation import GenerateChunk
 from cluster.parameters.sampling_options import SamplingOptions
 from cluster.requests.model_versions import ModelVersions
 from cluster.requests.moves.migration import EngineStats, MigrationPlanner
+from cluster.requests.moves.rerouting import Rerouting
 from cluster.requests.recovery_decisions import RecoveryPolicy
 from cluster.routing.base import EngineT, Route
 from cluster.routing.decision import Way
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from cluster.sessions.cluster_membership import Membership, ServedModel
 from kv_transfer.params import KVTransferParams, TransferRole
-from tests.cluster.drawn_routes import DrawnRoutes, way_of
+from tests.cluster.drawn_routes import DrawnRoutes, EndlessQueues, way_of
 from tests.cluster.serving_setup import HELLO, make_serving, make_version
 from tests.fakes import FakeEngine, FakePool
 from tests.kv_transfer.connected_workers import LAYOUT
@@ -44,14 +45,15 @@ FACTS: Final = ModelFacts(64, 257, (256,), LAYOUT)
 ROLES: Final = (EngineRole.PREFILL, EngineRole.DECODE, EngineRole.BOTH)
 FREE: Final = SchedulerStats(num_blocks=100, block_size=16, num_free_blocks=100)
 LONG: Final = Preemption(num_computed_tokens=6, num_wait_steps=100)
-Word = Literal["start", "ask", "resume", "step", "set role", "preempt", "drain", "leave", "die", "abort"]
+Word = Literal["start", "ask", "resume", "step", "set role", "preempt", "reroute", "drain", "leave", "die", "abort"]
 Action = tuple[Word, int]
 """An event, and a number that says to whom it happens, and how."""
 WORDS: Final[list[Word]] = ["start", "ask", "ask", "ask", "resume", "step", "step", "step", "step", "step"]
 """The usual ones."""
+_RARE: Final[list[Word]] = ["preempt", "preempt", "reroute", "reroute", "drain", "leave", "die", "abort"]
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from([*WORDS, "set role", "set role", "preempt", "preempt", "drain", "leave", "die", "abort"]),
+        st.sampled_from([*WORDS, "set role", "set role", *_RARE]),
         st.integers(0, 11),
     ),
     min_size=10,
@@ -178,6 +180,12 @@ class NotingRoutes(DrawnRoutes):
     def __init__(self) -> None:
         super().__init__()
         self.ways: Counter[Way] = Counter()
+        self.num_reroutes = 0
+
+    def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
+        route = super().reroute(waiting_id, again, engines)
+        self.num_reroutes += route is not None
+        return route
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         self.ways[way_of(route)] += 1
@@ -199,7 +207,9 @@ class Cluster:
             recovery_policy=RecoveryPolicy(max_attempts=100, engine_timeout_s=30.0),
             versions=self.versions,
             migration_planner=MigrationPlanner(self.stats, lambda: 1000.0),
+            rerouting=Rerouting(EndlessQueues(), lambda delay_s, look: self.looks.append(look)),
         )
+        self.looks: list[Callable[[], None]] = []
         self.answers: list[asyncio.Task[list[GenerateChunk] | ClusterError]] = []
         self.left: set[int] = set()
 
@@ -220,6 +230,10 @@ class Cluster:
             for engine in self.engines.values():
                 for part in engine.decoding()[number % 3 :]:
                     engine.preempt(part.request, part.position, LONG)
+        elif word == "reroute":
+            looks, self.looks = self.looks, []
+            for look in looks:
+                look()
         elif word == "abort" and self.answers:
             self.left.add(number % len(self.answers))
             self.answers[number % len(self.answers)].cancel()
@@ -364,6 +378,7 @@ def test_whatever_way_a_request_takes_it_ends_right_and_nothing_is_left(
         )
         for way in cluster.router.ways:
             event(way.value)
+        event("reroutes" if cluster.router.num_reroutes else "no reroute")
         event("migrations" if cluster.serving.num_migrations else "no migration")
 
     asyncio.run(run())

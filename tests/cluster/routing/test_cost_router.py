@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.core.requests.adapter import Adapter
+from actors.core.requests.request import EngineCoreRequest
 from actors.core.requests.sampling_params import PoolingParams
 from actors.core.requests.slo import Slo
 from actors.costs.step_shape import StepShape
@@ -433,3 +434,119 @@ def test_several_ingresses_spread_prompts_nearly_as_well_as_one() -> None:
     # In units of one prompt's prefill. Engines that are drawn at random have queues of 0.7 / (2 * 0.3) = 1.17.
     assert _mean_wait_s(1) < 0.3
     assert _mean_wait_s(3) < 0.8
+
+
+AIMS = Slo(ttft_s=1.0, itl_s=0.025)
+
+
+def queue_at(cluster: Cluster, engine_id: str, num_prompts: int = 10) -> list[EngineCoreRequest]:
+    """Submit prompts of 0.4 s each to an engine, while it is the only one; return them."""
+    engines = cluster.engines
+    cluster.engines = [one for one in engines if one.descriptor.engine_id == engine_id]
+    waiting = [request(4000, max_tokens=20) for _ in range(num_prompts)]
+    waiting = [replace(one, slo=AIMS, arrival_time_s=cluster.clock.now_s) for one in waiting]
+    for one in waiting:
+        cluster.send(one)
+    cluster.engines = engines
+    return waiting
+
+
+def again(waiting: EngineCoreRequest) -> EngineCoreRequest:
+    return replace(waiting, request_id=f"{waiting.request_id}+1", attempt=1)
+
+
+def reroute(cluster: Cluster, waiting: EngineCoreRequest) -> Route[FakeEngine] | None:
+    return cluster.router.reroute(waiting.request_id, again(waiting), cluster.engines)
+
+
+def test_a_prompt_that_waits_goes_to_an_engine_without_prompts() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    p0, d0 = (cluster.book.work_of(one.descriptor) for one in cluster.engines)
+    waiting = queue_at(cluster, "prefill-0")
+    queued_s = p0.wait_s(cluster.clock())
+    cluster.clock.now_s += 0.5
+    route = reroute(cluster, waiting[-1])
+
+    assert route is not None
+    assert (route.prefill, route.decode) == (None, cluster.engines[1])
+    assert route.prefix_source is None, "its prompt was not computed where it waited"
+    assert route.decision is not None
+    assert (route.decision.reason, route.decision.request_id) == (Reason.REROUTED, again(waiting[-1]).request_id)
+    assert route.decision.chosen is not None
+    assert route.decision.chosen.num_cached_tokens == 0
+    assert route.decision.chosen.way is Way.DECODE_ALONE
+    assert {one.way for one in route.decision.others} == {Way.PREFILL_ALONE, Way.PREFILL_DECODE}
+    assert (p0.num_decodes, len(p0.sent)) == (9, 9), "it has left"
+    assert p0.wait_s(cluster.clock()) == pytest.approx(0.9 * queued_s - 0.5, rel=0.01)
+    cluster.router.on_start(again(waiting[-1]), route)
+    assert list(d0.sent) == [again(waiting[-1]).request_id]
+    assert d0.wait_s(cluster.clock()) == pytest.approx(queued_s / 10, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda cluster: queue_at(cluster, "decode-0", 9), id="others wait there, too"),
+        pytest.param(lambda cluster: cluster.engines.pop(0), id="its engine serves no more"),
+        pytest.param(lambda cluster: cluster.engines.pop(1), id="there is no other engine"),
+        pytest.param(
+            lambda cluster: cluster.engines.append(
+                engine("both-0", pairing=replace(FACTS, dtype="bfloat16"), is_unsure=True)
+            ),
+            id="an engine cannot predict its steps",
+        ),
+        pytest.param(
+            lambda cluster: (
+                cluster.engines[1].reports(num_decodes=100, num_decodes_in_time=100, decode_gap_s=0.02),
+                cluster.book.note_report(cluster.engines[1]),
+            ),
+            id="a hundred requests in time would miss their aim",
+        ),
+    ],
+)
+def test_a_prompt_stays_in_its_queue(change: Callable[[Cluster], object]) -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    waiting = queue_at(cluster, "prefill-0")
+    change(cluster)
+    assert reroute(cluster, waiting[-1]) is None
+    assert len(cluster.book.work_of(engine("prefill-0").descriptor).sent) == 10
+
+
+def test_a_prompt_that_is_next_stays_in_its_queue() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    assert reroute(cluster, queue_at(cluster, "prefill-0", 1)[0]) is None
+
+
+def test_who_was_not_routed_by_cost_stays() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"), mode=RoutingMode.DISAGGREGATE)
+    waiting = [request(4000) for _ in range(10)]
+    for one in waiting:
+        cluster.send(one)
+    assert reroute(cluster, waiting[-1]) is None
+    assert reroute(cluster, request(4000)) is None
+
+
+def test_a_prefix_that_another_engine_has_counts_where_it_goes() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"), engine("decode-1"))
+    waiting = queue_at(cluster, "prefill-0")
+    known = replace(waiting[-1], request_id="the same prompt before")
+    cluster.pairs.on_start(known, Route(None, cluster.engines[2]))
+    route = reroute(cluster, waiting[-1])
+    assert route is not None
+    assert route.decode is cluster.engines[2]
+    assert route.decision is not None
+    assert route.decision.chosen is not None
+    assert route.decision.chosen.num_cached_tokens > 3900
+
+
+def test_what_the_client_has_waited_counts_for_the_aim() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    waiting = queue_at(cluster, "prefill-0")
+    cluster.clock.now_s += 0.9
+    route = reroute(cluster, waiting[-1])
+    assert route is not None
+    assert route.decision is not None
+    chosen = route.decision.chosen
+    assert chosen is not None
+    assert chosen.ttft_s < 1.0
+    assert chosen.ttft_miss_probability > 0.99

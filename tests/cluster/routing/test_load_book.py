@@ -296,3 +296,29 @@ def test_whoever_watches_is_told_of_each_change() -> None:
     gc.collect()
     _send(book, one, "b")
     assert told == [1, 0, 4], "the book does not keep a follower"
+
+
+def test_a_prompt_that_leaves_a_queue_shortens_it() -> None:
+    book, one, other = LoadBook(Clock()), engine("prefill-0").descriptor, engine("decode-0").descriptor
+    for number in range(3):
+        book.note_sent(one, f"r{number}", SentWork(1000, 2.0, 1000))
+    assert [book.starts_in_s(one.key, f"r{number}") for number in range(3)] == [4.0] * 3
+    book.note_left(one.key, "r2", is_waiting=True)
+    assert book.starts_in_s(one.key, "r1") == 2.0
+    book.note_left(one.key, "r1")
+    assert book.starts_in_s(one.key, "r0") == 2.0, "r1 may have been computed"
+    assert book.starts_in_s(one.key, "unknown") == 0.0
+    assert book.starts_in_s(other.key, "r0") == 0.0
+
+
+def test_who_is_late_is_reported_and_whether_one_that_leaves_was_late_is_not_known() -> None:
+    one = engine("decode-0", num_decodes=4, num_decodes_in_time=3, num_coming_decodes=6, num_coming_late=2)
+    book = LoadBook(Clock())
+    book.note_report(one)
+    work = book.work_of(one.descriptor)
+    assert (work.num_decodes, work.num_late) == (10, 3)
+    book.note_sent(one.descriptor, "new", SentWork(num_context_tokens=100))
+    assert (work.num_decodes, work.num_late) == (11, 3)
+    book.note_left(one.descriptor.key, "new")
+    assert work.num_decodes == 10
+    assert work.num_late == pytest.approx(3 * 10 / 11)

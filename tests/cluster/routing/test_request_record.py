@@ -96,6 +96,16 @@ def test_what_a_client_sees_is_compared_only_if_one_attempt_gave_it() -> None:
     assert [which.measured_s for which in comparisons(one, one.attempts[1])] == [0.3, 0.8, 0.02, None, None]
 
 
+def test_what_a_client_sees_is_that_of_the_attempt_that_a_rerouted_request_went_on_with() -> None:
+    left, went_on = msgspec.structs.replace(attempt(), ended_s=2.0), attempt(2.0)
+    one = record(left, went_on)
+    assert (left.was_left, went_on.was_left, attempt(failure="lost").was_left) == (True, False, False)
+    assert one.left_queues_s == 2.0
+    assert {found.what: found.measured_s for found in comparisons(one, went_on)}["time to first token"] == one.ttft_s
+    assert {found.what: found.predicted_s for found in comparisons(one, went_on)}["time to first token"] == 2.5
+    assert {found.what: found.measured_s for found in comparisons(one, left)}["time to first token"] is None
+
+
 def test_an_attempt_without_costs_has_nothing_to_compare() -> None:
     one = record(attempt(why=decision(chosen=None)))
     assert comparisons(one, one.attempts[0]) == []

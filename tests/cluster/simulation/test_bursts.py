@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,11 +12,13 @@ from actors.config import SchedulerConfig
 from actors.core.requests.slo import Slo
 from actors.costs.step_cost_model import KINDS, Residuals, StepCostModel
 from actors.costs.step_shape import FEATURES
-from cluster.routing.decision import RoutingMode
-from cluster.simulation.simulator import simulate
+from cluster.routing.decision import Reason, RoutingMode
+from cluster.simulation.faults.fault import SlowEngine
+from cluster.simulation.simulation_result import SimulationResult
+from cluster.simulation.simulator import Simulation, simulate
 from cluster.simulation.timing.step_times import ModelStepTimes
 from cluster.simulation.workloads.workload_request import HASHED_TOKENS, WorkloadRequest
-from tests.cluster.simulation.simulated_cluster import make_cluster
+from tests.cluster.simulation.simulated_cluster import make_cluster, with_ingress
 
 # A small model on one core: 7 ms and 0.13 ms a token, 3 ms for prompts, and what attention reads.
 SECONDS = {
@@ -29,7 +32,11 @@ NUM_PREFIXES = 4
 NUM_REQUESTS = 32
 
 
-def tokens_per_s(mode: RoutingMode, offered: Iterator[WorkloadRequest], aims: Slo) -> float:
+def tokens_per_s(
+    mode: RoutingMode,
+    offered: Iterator[WorkloadRequest],
+    aims: Slo,
+) -> float:
     costs = StepCostModel(
         tuple(SECONDS.get(feature, 0.0) for feature in FEATURES),
         # The engines' own steps differ from the prediction by up to a third: so do those of a busy machine.
@@ -71,3 +78,28 @@ def test_a_burst_that_misses_its_aims_goes_to_all_engines(
     by_cost = tokens_per_s(RoutingMode.COST, burst(num_output, num_shared_blocks), aims)
     without_roles = tokens_per_s(RoutingMode.AGGREGATE, burst(num_output, num_shared_blocks), aims)
     assert by_cost > least * without_roles
+
+
+@pytest.mark.parametrize("roles", [("both", "both"), ("prefill", "decode"), ("decode", "prefill")], ids=str)
+def test_an_engine_that_has_computed_its_prompts_gets_those_that_wait_at_a_slow_one(roles: tuple[str, str]) -> None:
+    spec = make_cluster(roles, RoutingMode.COST)
+
+    def served(*, reroutes: bool) -> SimulationResult:
+        cluster = with_ingress(spec, reroute_waiting=reroutes)
+        simulation = Simulation(cluster, 1, keep_decisions=True, fast_forward=True)
+        simulation.plan_fault(SlowEngine(0.05, 100.0, spec.engines[0].engine_id, factor=4.0))
+        result = simulation.run(burst(8, 0), float("inf"))
+        simulation.settle(1.0)
+        simulation.check_integrity()
+        assert simulation.num_held_blocks == 0
+        assert [one.num_output_tokens for one in result.requests] == [8] * NUM_REQUESTS
+        return result
+
+    with_reroutes, without = served(reroutes=True), served(reroutes=False)
+    reasons = Counter(one.reason for one in with_reroutes.decisions)
+    assert reasons[Reason.REROUTED] > 3
+    assert reasons[Reason.REROUTED] == sum(one.num_attempts - 1 for one in with_reroutes.requests)
+    assert {one.num_attempts for one in with_reroutes.requests} == {1, 2}
+    assert {one.num_attempts for one in without.requests} == {1}
+    ends = [max(one.end_s for one in result.requests) for result in (with_reroutes, without)]
+    assert ends[0] < 0.8 * ends[1]

@@ -58,7 +58,8 @@ def test_requests_get_all_their_tokens_and_nothing_stays_behind() -> None:
     assert [found.outcome for found in result.requests] == [Outcome.COMPLETE] * 60
     assert [found.num_output_tokens for found in result.requests] == [one.num_output_tokens for one in offered]
     assert sum(engine.num_output_tokens for engine in result.engines) == sum(one.num_output_tokens for one in offered)
-    assert len(result.decisions) == 60
+    # Each submission has one: a request that waits for long may be submitted again.
+    assert len(result.decisions) == sum(found.num_attempts for found in result.requests) >= 60
     assert simulation.num_held_blocks == 0
     simulation.check_integrity()
 

@@ -214,3 +214,29 @@ def test_the_mean_gap_so_far_is_that_of_all_who_decode(itl_s: float | None) -> N
         clock.now_s += 0.01
     # Ten gaps in 160 ms, and six in 60 ms.
     assert load_of(driver.scheduler).decode_gap_s == pytest.approx((0.16 + 0.06) / 16 if itl_s else 0.0)
+
+
+@pytest.mark.parametrize("ttft_s", [0.5, None], ids=["with an aim", "without an aim"])
+def test_who_waits_for_longer_than_the_aim_is_late(ttft_s: float | None) -> None:
+    clock = Clock()
+    driver = Driver(make_scheduler(max_num_batched_tokens=16, max_num_seqs=2, clock=clock))
+    driver.scheduler.chunk_budget.set_aims(0.1, ttft_s)
+
+    def num_late() -> int:
+        return load_of(driver.scheduler).num_coming_late
+
+    arrived_s = clock.now_s
+    for name in ("computed in parts", "waits"):
+        driver.scheduler.add_request(make_request(name, 40, max_tokens=20, arrival_time_s=arrived_s))
+    driver.scheduler.add_request(make_request("vector", 40, pooling_params=PoolingParams(), arrival_time_s=arrived_s))
+    driver.step()
+    clock.now_s += 0.4
+    assert num_late() == 0
+    driver.scheduler.add_request(make_request("new", 40, max_tokens=20, arrival_time_s=clock.now_s))
+    clock.now_s += 0.2
+    assert num_late() == (2 if ttft_s else 0)
+    clock.now_s += 0.4
+    assert num_late() == (3 if ttft_s else 0)
+    for _ in range(6):
+        driver.step()
+    assert num_late() == (1 if ttft_s else 0), "who has a token waits for it no more"

@@ -102,6 +102,12 @@ def test_the_phases_are_those_of_the_attempt_that_gave_the_first_token() -> None
     ] == (1, 0.25)
 
 
+def test_the_queue_that_a_request_was_rerouted_from_counts() -> None:
+    left = msgspec.structs.replace(SAW_NOTHING, failure="", ended_s=2.0)
+    names = counted(msgspec.structs.replace(ANSWERED, attempts=(left, HANDED_OVER)))
+    assert names["raypd_request_queue_seconds"] == (1, 2.25)
+
+
 def test_an_engine_that_did_all_of_it_has_no_transfer() -> None:
     alone = AttemptRecord(0.0, ("d0",), num_new_tokens=5, decode=PREFILL)
     names = counted(msgspec.structs.replace(ANSWERED, attempts=(alone,)))
@@ -124,6 +130,12 @@ def test_an_engine_that_did_all_of_it_has_no_transfer() -> None:
             (SAW_TOKENS, SAW_NOTHING),
             {("decode", "retried"): 1, ("prefill", "failed"): 1},
             {("decode", "failed"): 1},
+        ),
+        (
+            "stop",
+            (msgspec.structs.replace(SAW_NOTHING, failure="", ended_s=1.0), HANDED_OVER),
+            {("prefill", "rerouted"): 1, ("decode", "completed"): 1},
+            {},
         ),
         ("deadline", (SAW_NOTHING,), {("prefill", "cancelled"): 1}, {}),
         ("cancelled", (SAW_TOKENS,), {("decode", "cancelled"): 1}, {}),

@@ -239,3 +239,24 @@ def test_whatever_engines_report_no_phase_is_empty_or_outside_of_its_request(
         assert span.ended_s is None or 0 <= span.began_s < span.ended_s
         assert span.ended_s is not None or duration_s is None
     json.loads(story.to_json())
+
+
+LEFT = replace(HANDOFF, prefill=None, decode=None, num_new_tokens=0, first_token_s=None, ended_s=2.0)
+WENT_ON = replace(ALONE, began_s=2.0, decode_engine_ids=("decode-0",), first_token_s=3.5)
+
+
+def test_a_rerouted_request_has_waited_in_the_queue_that_it_has_left() -> None:
+    story = make_story(ended(LEFT, WENT_ON, duration_s=5.0, ttft_s=3.5))
+    assert phases(story) == [
+        ("admission", "", 0.0, 0.1),
+        ("queue", "prefill-0", 0.1, 2.0),
+        ("queue", "decode-0", 2.0, 2.5),
+        ("prefill", "decode-0", 2.5, 3.5),
+        ("decode", "decode-0", 3.5, 5.0),
+    ]
+    (event, _) = story.events
+    assert (event.kind, event.at_s, event.engine_id, event.attempt) == (EventKind.REROUTED, 2.0, "prefill-0", 1)
+    assert event.text == "rerouted from the queue of prefill-0 to decode-0, which had run out of prompts"
+    assert (story.num_attempts, story.error) == (2, "")
+    waited = "waited 2.40 s in the queue of prefill-0 and of decode-0, where 200.0 ms were predicted"
+    assert story.cause == f"{waited}: other requests came first"

@@ -101,3 +101,9 @@ def test_a_line_that_is_read_back_is_the_line_and_has_no_token() -> None:
     fields = {name: value for name, value in json.loads(encoded).items() if name != "block_hashes"}
     assert str(SECRET_TOKEN)[:4] not in json.dumps(fields)
     assert not {SECRET_TOKEN + index for index in range(600)} & set(line.block_hashes)
+
+
+def test_the_queue_that_a_request_was_rerouted_from_counts() -> None:
+    left = AttemptRecord(0.25, ("decode-0",), "prefill-0", ended_s=2.25)
+    went_on = AttemptRecord(2.25, ("decode-0",), decode=PREFILL)
+    assert make_line(1, record(left, went_on), 0.0, None, None).queue_s == 2.1

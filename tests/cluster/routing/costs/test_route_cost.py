@@ -212,9 +212,9 @@ def test_those_that_decode_beside_a_prompt_that_is_late_have_missed_their_aims_a
     # The wait of 10 s alone is a quarter longer than this aim.
     a_little_late = RequestFacts(1024, 100, 8.0, 0.006, 50.0)
     assert prompt_cost(a_little_late, work, _STEPS, 0).penalty_s < 0.01 * a_little_late.penalty_s
-    work.in_time_part = 0.5
+    work.num_late = 5.0
     half = prompt_cost(in_time, work, _STEPS, 0).penalty_s
-    work.in_time_part = 1.0
+    work.num_late = 0.0
     assert 2 * half == pytest.approx(prompt_cost(in_time, work, _STEPS, 0).penalty_s)
 
 
@@ -225,7 +225,7 @@ def test_those_that_decode_beside_a_decode_that_comes_late_have_missed_their_aim
     whole = decode_cost(in_time, work, _STEPS).penalty_s
     assert whole > 0.1 * in_time.penalty_s
     assert decode_cost(late, work, _STEPS).penalty_s == pytest.approx(0.0, abs=1e-6 * late.penalty_s)
-    work.in_time_part = 0.5
+    work.num_late = 5.0
     assert decode_cost(in_time, work, _STEPS).penalty_s == pytest.approx(whole / 2)
 
 

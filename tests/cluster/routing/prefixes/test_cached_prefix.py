@@ -46,3 +46,14 @@ def test_without_engines_nothing_is_cached() -> None:
     assert CachedPrefix() == {}
     assert not CachedPrefix()
     assert repr(CachedPrefix()) == "CachedPrefix({})"
+
+
+@given(st.dictionaries(st.integers(1, 100), st.integers(1, 5)), st.dictionaries(st.integers(1, 110), st.integers(0, 5)))
+def test_some_engines_can_have_other_lengths(lengths: dict[int, int], others: dict[int, int]) -> None:
+    cached, plain = found(lengths)
+    changed = {(f"both-{position}", 1): length for position, length in others.items()}
+    known = {engine: length for engine, length in changed.items() if int(engine[0].partition("-")[2]) <= 100}
+    expected = {engine: length for engine, length in (plain | known).items() if length}
+    assert cached.but_for(changed) == expected
+    assert cached.but_for(changed).longest == max(expected.values(), default=0)
+    assert cached == plain

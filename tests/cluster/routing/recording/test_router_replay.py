@@ -20,7 +20,7 @@ from actors.recording.replay import Replay
 from actors.recording_config import DecisionRecordingConfig
 from cluster.errors import NoEngineAvailable
 from cluster.routing.recording.recorded_routing import RoutingRecorder
-from cluster.routing.recording.router_events import CODEC, Announced, Chosen, Reported, RouterHeader, Started
+from cluster.routing.recording.router_events import CODEC, Announced, Chosen, Reported, Rerouted, RouterHeader, Started
 from cluster.routing.recording.router_replay import replay_routers
 from tests.cluster.routing.cost_setup import engine, request
 from tests.cluster.routing.recording.recorded_cluster import RecordedCluster
@@ -209,3 +209,35 @@ def test_what_is_no_recording_of_an_ingress_is_refused(tmp_path: Path) -> None:
     (tmp_path / "z.decisions").write_bytes(b"\x03\x00\x00\x00abc")
     with pytest.raises(InvalidRecording, match="record 1 is no record of an ingress"):
         replay_routers(tmp_path / "z.decisions")
+
+
+def test_who_goes_elsewhere_is_recorded_and_goes_there_again(tmp_path: Path) -> None:
+    cluster = RecordedCluster(tmp_path, engine("prefill-0"), engine("decode-0"))
+    waiting, routes = [request(4000, max_tokens=20) for _ in range(6)], {}
+    engines, cluster.engines = cluster.engines, cluster.engines[:1]
+    for one in waiting:
+        routes[one.request_id] = cluster.send(one)
+    cluster.engines = engines
+    chosen = []
+    for one in reversed(waiting):
+        again = replace(one, request_id=f"{one.request_id}+1", attempt=1)
+        route = cluster.router.reroute(one.request_id, again, cluster.engines)
+        chosen.append(route and route.decode.descriptor.engine_id)
+        if route is not None:
+            engines[1].num_submitted_requests += 1
+            cluster.router.on_leave(one.request_id)
+            cluster.router.on_start(again, route)
+    assert chosen[0] == "decode-0"
+    assert None in chosen
+    cluster.recorder.close()
+    replay = replay_routers(_names(tmp_path)[0])
+    assert replay.difference is None
+    assert replay.num_decisions == replay.counts["Chosen"] + replay.counts["Rerouted"] == 12
+
+    def as_if_it_had_stayed(events: list[object]) -> None:
+        index, moved = next((index, event) for index, event in enumerate(events) if isinstance(event, Rerouted))
+        events[index] = replace(moved, route=None)
+
+    found = _changed(tmp_path, as_if_it_had_stayed).difference
+    assert found is not None
+    assert "the recorded route is none, this one decode-0" in found.what
