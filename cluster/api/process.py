@@ -45,6 +45,7 @@ from cluster.requests.model_versions import ModelVersions
 from cluster.requests.moves.migration import MigrationPlanner
 from cluster.requests.moves.rerouting import Rerouting
 from cluster.requests.serving import Serving
+from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineDescriptor
 from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import refused_pairs
@@ -184,7 +185,7 @@ class IngressProcess:
             ingress=self._member.party.name,
             offered=self._offered,
             migration_planner=self._migration_planner() if config.ingress.move_preempted else None,
-            rerouting=Rerouting(self._load_book) if config.ingress.reroute_waiting else None,
+            rerouting=self._rerouting(),
             request_tracer=self._start_tracer(),
             tracing=self._start_tracing(),
         )
@@ -341,6 +342,10 @@ class IngressProcess:
             timeout_s = self._config.ingress.engine_timeout_s
             self._pool = SessionPool(self._member, timeout_s, self._load_book, self._indexes)
         return self._pool
+
+    def _rerouting(self) -> Rerouting | None:
+        is_wanted = self._config.ingress.reroute_waiting and self._config.routing.mode is RoutingMode.COST
+        return Rerouting(self._load_book) if is_wanted else None
 
     def _migration_planner(self) -> MigrationPlanner:
         return MigrationPlanner(self._sessions().stats, mode=self._config.routing.mode, load_book=self._load_book)

@@ -130,13 +130,14 @@ class CostRouter:
 
     def reroute(self, waiting_id: str, again: EngineCoreRequest, engines: Sequence[EngineT]) -> Route[EngineT] | None:
         """Choose an engine that runs out of prompts, if that costs less than to wait on; see Router."""
-        started, fleet = self._started.get(waiting_id), self._fleet_of(engines)
-        if started is None or started.lengths is None or not fleet.is_sure:
+        started, known = self._started.get(waiting_id), self._pairs.find_under_way(waiting_id)
+        if started is None or started.lengths is None or known is None:
             return None
-        if any(key not in fleet.positions for key in started.engines):
+        fleet = self._fleet_of(engines)
+        if not fleet.is_sure or any(key not in fleet.positions for key in started.engines):
             return None
         # Of its own engines the index knows what this request will bring there if it stays.
-        cached, facts = self._pairs.find_cached(again).but_for(started.lengths), self._facts(again)
+        cached, facts = known.but_for(started.lengths), self._facts(again)
         here = [fleet.engine_of(key) for key in started.engines]
         with self._book.without(started.engines, waiting_id):
             compared = _compare(fleet, facts, cached, _draw(again))

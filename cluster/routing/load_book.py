@@ -167,8 +167,12 @@ class LoadBook:
 
     @contextmanager
     def without(self, engines: Iterable[EngineKey], request_id: str) -> Iterator[None]:
-        """Leave a request whose prompt waits out of the work of its engines, as long as the context lasts."""
-        works = [(work, work.sent[request_id]) for work in map(self._works.__getitem__, engines)]
+        """Leave a request whose prompt waits out of the work of its engines, as long as the context lasts.
+
+        An engine whose session was opened again does not have the request any more.
+        """
+        known = (self._works.get(engine) for engine in engines)
+        works = [(work, work.sent[request_id]) for work in known if work is not None and request_id in work.sent]
         before = [copy(work) for work, _ in works]
         for work, entry in works:
             work.queue_end_s -= entry.work.prefill_s
@@ -176,9 +180,9 @@ class LoadBook:
         try:
             yield
         finally:
-            for (work, _), known in zip(works, before, strict=True):
+            for (work, _), whole in zip(works, before, strict=True):
                 for name in _DEDUCTED:
-                    setattr(work, name, getattr(known, name))
+                    setattr(work, name, getattr(whole, name))
 
     def note_left(self, engine: EngineKey, request_id: str, *, is_waiting: bool = False) -> None:
         """Deduct a request that has ended, was aborted, or has failed at an engine. Unknown ones are ignored.

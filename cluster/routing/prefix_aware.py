@@ -96,6 +96,11 @@ class PrefixAwarePair:
             num_hashed *= _GROWTH
         return found.times(self._hasher.block_size)
 
+    def find_under_way(self, request_id: str) -> CachedPrefix | None:
+        """Return what find_cached() would for a request under way, without hashing it again; None if it is unknown."""
+        known = self._under_way.get(request_id)
+        return None if known is None else self._index.find(known[1]).times(self._hasher.block_size)
+
     def count_lookup(self, cached: Mapping[EngineKey, int]) -> None:
         """Count the look-up of one request's prefix. cached: what find_cached() has returned"""
         self._index.num_lookups += 1

@@ -292,7 +292,7 @@ class SimulatedIngress:
         self._router.on_start(request, route)
         if self._decisions is not None and route.decision is not None:
             self._decisions.append(route.decision)
-        if self._spec.ingress.reroute_waiting:
+        if self._spec.ingress.reroute_waiting and self._spec.routing_mode is RoutingMode.COST:
             self._rerouting.wait(request.request_id, route.computing.descriptor.key, partial(self._reroute, flight))
 
     def _finish(self, flight: Flight, route: Route[SimulatedSession]) -> None:

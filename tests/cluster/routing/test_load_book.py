@@ -322,3 +322,32 @@ def test_who_is_late_is_reported_and_whether_one_that_leaves_was_late_is_not_kno
     book.note_left(one.descriptor.key, "new")
     assert work.num_decodes == 10
     assert work.num_late == pytest.approx(3 * 10 / 11)
+
+
+def test_work_without_a_request_is_as_if_it_had_not_been_sent_and_then_as_before() -> None:
+    book, one, other = LoadBook(Clock()), engine("prefill-0"), engine("decode-0")
+    keys = [one.descriptor.key, other.descriptor.key, ("gone", 1)]
+    for engine_ in (one, other):
+        book.note_report(engine_)
+    works = [book.work_of(engine_.descriptor) for engine_ in (one, other)]
+
+    def numbers() -> list[tuple[float, ...]]:
+        return [
+            (work.num_decodes, work.num_coming_decodes, work.num_context_tokens, work.num_free_blocks, work.wait_s(100))
+            for work in works
+        ]
+
+    for request_id in ("first", "last"):
+        before = numbers()
+        one.num_submitted_requests += 1
+        other.num_submitted_requests += 1
+        book.note_sent(one.descriptor, request_id, SentWork(1000, 2.0))
+        book.note_sent(other.descriptor, request_id, SentWork(num_context_tokens=1000))
+    after = numbers()
+    with book.without(keys, "last"):
+        assert numbers() == before
+    assert numbers() == after
+    works[1].sent.clear()  # Its session was opened again.
+    with book.without(keys, "last"):
+        assert numbers() == [before[0], after[1]]
+    assert numbers() == after

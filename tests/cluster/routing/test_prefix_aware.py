@@ -292,3 +292,13 @@ def test_a_prompt_goes_where_its_prefix_is_if_the_index_keeps_every_fourth_block
     _send(router, _request(PROMPT), [P1, D1])
     again = _send(router, _request([*PROMPT, 7]), [P0, P1, D0, D1])
     assert (again.prefill, again.decode) == (P1, D1)
+
+
+def test_what_is_cached_of_a_request_under_way_is_found_without_hashing_it_again() -> None:
+    router = PrefixAwarePair(BLOCK_SIZE, hash_key=PUBLIC_KEY)
+    wanted = _request(PROMPT)
+    assert router.find_under_way(wanted.request_id) is None
+    _send(router, wanted, [P0, D0])
+    assert router.find_under_way(wanted.request_id) == router.find_cached(wanted) != {}
+    router.on_leave(wanted.request_id)
+    assert router.find_under_way(wanted.request_id) is None
