@@ -82,5 +82,5 @@ def test_a_part_that_breaks_is_a_failure_and_the_others_run(tmp_path: Path, monk
 
 
 def test_a_name_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"written as \.json or \.md"):
+    with pytest.raises(typer.BadParameter, match=r"written as \.json or \.md"):
         report.main(tmp_path / "gpu.txt")
