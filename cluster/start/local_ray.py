@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Final
 
 import grpc
@@ -20,6 +21,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import CannotStart
 from cluster.start.needed_processes import only_needed_processes
 from cluster.start.ray_directory import RayDirectory
+from cluster.start.working_directory import look_for_hiding_packages
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +36,14 @@ def connect(config: ClusterConfig) -> ClusterConfig:
     """Join the Ray cluster at ray.address or RAY_ADDRESS; without either, start one on this machine.
 
     Returns the settings for that cluster: in a local one, engines listen on 127.0.0.1 unless engine_host is set. Raises
-    CannotStart if the Ray cluster does not answer, refuses the connection, or cannot be started.
+    CannotStart if the Ray cluster does not answer, refuses the connection, or cannot be started, and in a directory
+    whose packages Ray's processes would load in place of ours.
 
     All processes of a local cluster, including Ray's, listen on loopback only (docs/security.md has the list), and its
     files are in a directory that only this user can enter. The cluster gets its own random token. Ray 2.60 by default
     would write a token into the user's home directory, which changes how every later cluster of that user starts.
     """
+    look_for_hiding_packages(Path.cwd())
     address = address_of(config)
     if address is not None:
         _join(address, config.ray.namespace)
