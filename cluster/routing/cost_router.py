@@ -239,7 +239,7 @@ class CostRouter:
         computing, number = fleet.positions[(route.prefill or route.decode).descriptor.key]
         prompt = by_group[id(computing)].prompt(number)
         group, index = fleet.positions[route.decode.descriptor.key]
-        decoding = by_group[id(group)].decoding(index, prompt.ends_in_s)
+        decoding = by_group[id(group)].decoding(index, prompt.ends_in_s, is_alone=route.prefill is None)
         adapter_s = self._adapter_s(request, prompt, *_engines(route))
         total = alone_total if route.prefill is None else pair_total
         total_s = total(facts, prompt, decoding, adapter_s)
@@ -282,7 +282,7 @@ class CostRouter:
         for one in compared:
             for index in one.alone:
                 prompt, engine = one.prompt(index), one.group.engines[index]
-                decoding = one.decoding(index, prompt.ends_in_s)
+                decoding = one.decoding(index, prompt.ends_in_s, is_alone=True)
                 if has_adapter:
                     adapter_s = self._adapter_s(request, prompt, engine)
                 total_s = alone_total(facts, prompt, decoding, adapter_s)
@@ -295,7 +295,8 @@ class CostRouter:
                     for number in other.decode:
                         if other.group.ranks[number] <= rank:
                             continue
-                        decoding, consumer = other.decoding(number, soonest_s), other.group.engines[number]
+                        decoding = other.decoding(number, soonest_s, is_alone=False)
+                        consumer = other.group.engines[number]
                         if has_adapter:
                             adapter_s = self._adapter_s(request, prompt, engine, consumer)
                         total_s = pair_total(facts, prompt, decoding, adapter_s)

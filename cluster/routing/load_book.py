@@ -53,6 +53,8 @@ _DEDUCTED: Final = (
 """The numbers of an EngineWork in which a request under way counts."""
 _MEMORY_S: Final = 10.0
 """The time over which the part of an engine's time that goes to prompts is averaged."""
+_RECENT_S: Final = 5.0
+"""The same for the part of all engines: the average of many is less noisy, and has to follow a load that begins."""
 
 
 class Watcher(Protocol):
@@ -228,8 +230,9 @@ class LoadBook:
             limits = _CHUNK + num_decodes
             share = work.prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, limits).added_s / elapsed_s
         family.note_role(work.key, session.descriptor.role)
-        family.note_share(work.key, share, min(elapsed_s / _MEMORY_S, 1.0))
+        family.note_share(work.key, share, elapsed_s)
         work.prompt_share = min(family.share(work.key), MAX_PROMPT_SHARE)
+        work.mixed_share = min(family.mixed_share(), MAX_PROMPT_SHARE)
 
     def _take(self, work: EngineWork, report: LoadReport) -> None:
         work.report, work.reported_at_s = report, self.clock()
@@ -243,7 +246,9 @@ class LoadBook:
         work.mixed_step_bound_s, work.late_after_s = report.mixed_step_bound_s, report.late_after_s
         work.in_time_part = report.num_decodes_in_time / report.num_decodes if report.num_decodes else 1.0
         work.decode_gap_s = report.decode_gap_s
+        work.num_gaps_of_each = report.num_decode_gaps / report.num_decodes if report.num_decodes else 0.0
         work.links, work.reported_links = {}, {link.peer: link for link in report.links}
+        work.most_bytes_per_s = max((link.bytes_per_s for link in report.links), default=0.0)
         self._sum_up(work)
         num_tokens = report.num_waiting_tokens + report.num_prefill_tokens
         sent_s = sum(sent.prefill_s for sent in work.sent_since())
@@ -261,6 +266,7 @@ class LoadBook:
         work.num_decodes = report.num_decodes + report.num_coming_decodes
         work.num_late = float(report.num_decodes - report.num_decodes_in_time + report.num_coming_late)
         work.num_context_tokens = report.num_decode_context_tokens + report.num_coming_context_tokens
+        work.num_queued_bytes = float(sum(link.num_queued_bytes for link in report.links))
         for sent in work.sent_since():
             _sum_in(work, sent)
 
@@ -277,8 +283,7 @@ class _Family:
         self.steps = StepFamily()
         self._is_prefill: dict[EngineKey, bool] = {}
         self._num_prefill = 0
-        self._shares: dict[EngineKey, float] = {}
-        self._sum = 0.0
+        self._shares, self._recent = _Shares(_MEMORY_S), _Shares(_RECENT_S)
 
     def note_role(self, key: EngineKey, role: EngineRole) -> None:
         """Take in an engine's role."""
@@ -286,24 +291,47 @@ class _Family:
         self._num_prefill += is_prefill - self._is_prefill.get(key, False)
         self._is_prefill[key] = is_prefill
 
-    def note_share(self, key: EngineKey, share: float, weight: float) -> None:
-        """Take a measured part of time into an engine's average. weight: how much it counts, 0 to 1"""
-        before = self._shares.get(key, 0.0)
-        self._shares[key] = before + weight * (share - before)
-        self._sum += self._shares[key] - before
+    def note_share(self, key: EngineKey, share: float, elapsed_s: float) -> None:
+        """Take in the part of the last elapsed_s that an engine has spent on prompts."""
+        for shares in (self._shares, self._recent):
+            shares.note(key, share, elapsed_s)
 
     def share(self, key: EngineKey) -> float:
         """Return the part of its time that an engine is taken to spend on prompts."""
-        own = self._shares.get(key, 0.0)
+        own = self._shares.of_each.get(key, 0.0)
         if not self._is_prefill.get(key, False):
             return own
-        return max(own, self._sum / self._num_prefill)
+        return max(own, self._shares.sum / self._num_prefill)
+
+    def mixed_share(self) -> float:
+        """Return the part of its time that each engine would spend on prompts if all had the same part of them."""
+        return self._recent.sum / max(len(self._recent.of_each), 1)
 
     def forget(self, key: EngineKey) -> None:
         """Forget an engine that has left."""
         self.steps.put(key, None)
         self._num_prefill -= self._is_prefill.pop(key, False)
-        self._sum -= self._shares.pop(key, 0.0)
+        for shares in (self._shares, self._recent):
+            shares.forget(key)
+
+
+class _Shares:
+    """Moving averages of the parts of their time that engines spend on prompts, and their sum."""
+
+    def __init__(self, memory_s: float) -> None:
+        self._memory_s = memory_s
+        self.of_each: dict[EngineKey, float] = {}
+        self.sum = 0.0
+
+    def note(self, key: EngineKey, share: float, elapsed_s: float) -> None:
+        """Take a share into an engine's average. elapsed_s: the time in which it was measured"""
+        before = self.of_each.get(key, 0.0)
+        self.of_each[key] = before + min(elapsed_s / self._memory_s, 1.0) * (share - before)
+        self.sum += self.of_each[key] - before
+
+    def forget(self, key: EngineKey) -> None:
+        """Forget an engine."""
+        self.sum -= self.of_each.pop(key, 0.0)
 
 
 def _sum_in(work: EngineWork, sent: SentWork) -> None:
@@ -314,5 +342,6 @@ def _sum_in(work: EngineWork, sent: SentWork) -> None:
     work.num_free_blocks -= work.blocks_of(sent)
     if sent.consumer is not None and sent.num_handoff_bytes:
         link = work.link_to(sent.consumer)
+        work.num_queued_bytes += sent.num_handoff_bytes
         queued = link.num_queued_bytes + sent.num_handoff_bytes
         work.links[sent.consumer] = Link(queued, link.bytes_per_s, link.round_trip_s)

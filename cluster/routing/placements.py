@@ -77,7 +77,7 @@ class Compared(Generic[EngineT]):
         self._cached = cached
         self._source = _fetch_source(fleet, group, cached)
         self._prompts: dict[int, PromptCost] = {}
-        self._decodings: dict[tuple[int, float], DecodeCost] = {}
+        self._decodings: dict[tuple[int, float, bool], DecodeCost] = {}
         self.coming_s = 0.0
         """The time until those have begun to decode here whose prompts are being computed elsewhere."""
 
@@ -114,24 +114,29 @@ class Compared(Generic[EngineT]):
         )
         return cost
 
-    def decoding(self, index: int, begins_in_s: float) -> DecodeCost:
-        """Return the cost of decoding at an engine. begins_in_s: the time until the prompt is computed"""
+    def decoding(self, index: int, begins_in_s: float, *, is_alone: bool) -> DecodeCost:
+        """Return the cost of decoding at an engine.
+
+        begins_in_s: the time until the prompt is computed; is_alone: whether this engine computes it
+        """
         if not (coming_s := self._coming_s(index)):
             begins_in_s = 0.0
-        if (known := self._decodings.get((index, begins_in_s))) is not None:
+        key = index, begins_in_s, is_alone
+        if (known := self._decodings.get(key)) is not None:
             return known
         work = self.group.works[index]
         assert work.prediction is not None, "the fleet is sure"
         num_cached = self._cached.length_of(work.key)
-        prefers_prompts = self.group.engines[index].descriptor.role is EngineRole.PREFILL
-        cost = self._decodings[index, begins_in_s] = decode_cost(
+        role = self.group.engines[index].descriptor.role
+        cost = self._decodings[key] = decode_cost(
             self._facts,
             work,
             work.prediction,
             num_cached,
             begins_in_s=begins_in_s,
             coming_s=coming_s,
-            prefers_prompts=prefers_prompts,
+            prefers_prompts=role is EngineRole.PREFILL,
+            gets_its_part=is_alone and role is EngineRole.DECODE,
         )
         return cost
 

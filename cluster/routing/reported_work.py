@@ -61,7 +61,7 @@ class Link:
     round_trip_s: float = DEFAULT_ROUND_TRIP_S
 
 
-_UNKNOWN_LINK: Final = Link()
+_UNKNOWN_LINK: Final = LinkLoad("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,12 @@ class EngineWork:
     in_time_part:       the part of the requests that decode there which were not late; 1 if none decodes
     num_late:           the part of num_decodes that had their first tokens too late, or have none and are late already
     decode_gap_s:       the mean time between tokens, so far, of those that decode there; 0: unknown
+    num_gaps_of_each:   how many of these times each of them has had, on average
     prompt_share:       the part of its time by which prompts, of those to come, lengthen the steps of requests that
                         decode, up to MAX_PROMPT_SHARE
+    mixed_share:        what prompt_share would be if each engine had the same part of the prompts, as of late
+    num_queued_bytes:   bytes that it has to send, on all of its links, with those of the requests sent since
+    most_bytes_per_s:   the bandwidth of its fastest link, as measured: what its network interface can do; 0: unknown
     reported_at_s:      when the newest report came; -inf if none has
     """
 
@@ -111,7 +115,11 @@ class EngineWork:
     in_time_part: float = 1.0
     num_late: float = 0.0
     decode_gap_s: float = 0.0
+    num_gaps_of_each: float = 0.0
     prompt_share: float = 0.0
+    mixed_share: float = 0.0
+    num_queued_bytes: float = 0.0
+    most_bytes_per_s: float = 0.0
     links: dict[str, Link] = field(default_factory=dict)
     """The links that this ingress has looked at since the report, with what it has sent on them since."""
     reported_links: dict[str, LinkLoad] = field(default_factory=dict)
@@ -135,11 +143,25 @@ class EngineWork:
         return self.max_num_batched_tokens, self.mixed_step_bound_s * factor
 
     def link_to(self, consumer: str) -> Link:
-        """Return what is known of the link to a consumer."""
+        """Return what is known of the link to a consumer. One that was not measured is as fast as the fastest one."""
         if (link := self.links.get(consumer)) is None:
-            reported = self.reported_links.get(consumer)
-            link = self.links[consumer] = _UNKNOWN_LINK if reported is None else _link_of(reported)
+            load = self.reported_links.get(consumer, _UNKNOWN_LINK)
+            bytes_per_s = load.bytes_per_s or self.most_bytes_per_s or DEFAULT_BYTES_PER_S
+            link = Link(load.num_queued_bytes, bytes_per_s, load.round_trip_s or DEFAULT_ROUND_TRIP_S)
+            self.links[consumer] = link
         return link
+
+    def sent_in_s(self, consumer: str, num_bytes: float) -> float:
+        """Return the time in which bytes get to a consumer, after all that is queued.
+
+        A link waits for what is queued on it. Links of one engine share its network interface, so it also waits for
+        what is queued on the others, at the speed of the fastest one.
+        """
+        link = self.link_to(consumer)
+        fastest = max(self.most_bytes_per_s, link.bytes_per_s)
+        return max(
+            (link.num_queued_bytes + num_bytes) / link.bytes_per_s, (self.num_queued_bytes + num_bytes) / fastest
+        )
 
     def blocks_of(self, sent: SentWork) -> int:
         """Return the number of blocks that a request takes here at once."""
@@ -164,9 +186,3 @@ def queue_seconds(work: EngineWork, num_tokens: float) -> float:
     in_time_s, late_s = (steps(size, 0, *decodes, most, one_s).seconds * num_tokens / size for one_s in bounds_s)
     after_s = work.late_after_s
     return after_s + (1 - after_s / in_time_s) * late_s if 0 < after_s < in_time_s else in_time_s
-
-
-def _link_of(load: LinkLoad) -> Link:
-    return Link(
-        load.num_queued_bytes, load.bytes_per_s or DEFAULT_BYTES_PER_S, load.round_trip_s or DEFAULT_ROUND_TRIP_S
-    )

@@ -94,6 +94,7 @@ class LoadMeter:
         running = _running_work(rows, late_before_s)
         waiting = self._waiting_work(requests, loading, rows, late_before_s)
         coming = running.coming + waiting.coming
+        num_decode_gaps, decode_gap_s = rows.decode_gaps(now_s)
         return LoadReport(
             number=self._number,
             num_waiting_tokens=waiting.num_tokens,
@@ -116,7 +117,8 @@ class LoadMeter:
             mixed_step_bound_s=mixed_step_bound_s or 0.0,
             late_after_s=late_after_s or 0.0,
             num_decodes_in_time=rows.num_in_time(late_after_s) if late_after_s else running.num_decodes,
-            decode_gap_s=rows.decode_gap_s(now_s),
+            decode_gap_s=decode_gap_s,
+            num_decode_gaps=num_decode_gaps,
             num_coming_late=running.num_late + waiting.num_late,
         )
 

@@ -96,6 +96,7 @@ class LoadReport:
                                a step may take ALL_LATE times the bound
     num_coming_late:           of num_coming_decodes, those without a token that are late already
     decode_gap_s:              the mean time between tokens, so far, of those that decode; 0: unknown, or none has two
+    num_decode_gaps:           the times between tokens of which that is the mean
     describes_in_s:            the seconds from when the report is sent until the moment that it describes: the end of
                                the step under way; negative: that moment is over
     """
@@ -124,6 +125,7 @@ class LoadReport:
     decode_gap_s: Clock = 0.0
     describes_in_s: Clock = 0.0
     num_coming_late: Total = 0
+    num_decode_gaps: Total = 0
 
 
 @dataclass(slots=True)

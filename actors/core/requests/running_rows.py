@@ -134,11 +134,16 @@ class RunningRows:
         self.decoding_since_s[begins] = now_s
         self.decoding_from[begins] = self.num_computed[begins]
 
-    def decode_gap_s(self, now_s: float) -> float:
-        """Return the mean time between tokens, so far, of those that note_decoding() has seen; 0 if none has two."""
+    def decode_gaps(self, now_s: float) -> tuple[int, float]:
+        """Return the number of times between tokens that those have had who decode, and the mean of these in seconds.
+
+        Only those count that note_decoding() has seen. Both numbers are 0 if none of them has two tokens.
+        """
         decodes = (self.epochs > 0) & (self.decoding_since_s < np.inf)
         num_gaps = int((self.num_computed - self.decoding_from)[decodes].sum())
-        return float((now_s - self.decoding_since_s[decodes]).sum()) / num_gaps if num_gaps > 0 else 0.0
+        if num_gaps <= 0:
+            return 0, 0.0
+        return num_gaps, float((now_s - self.decoding_since_s[decodes]).sum()) / num_gaps
 
     def num_in_time(self, late_after_s: float) -> int:
         """Return how many of those that decode had their first token within late_after_s of their arrival.

@@ -191,6 +191,7 @@ def decode_cost(
     begins_in_s: float = 0.0,
     coming_s: float = 0.0,
     prefers_prompts: bool = False,
+    gets_its_part: bool = False,
 ) -> DecodeCost:
     """Predict the decoding of a request at an engine.
 
@@ -198,6 +199,8 @@ def decode_cost(
     begins_in_s:     the time until the prompt is computed
     coming_s:        as in prompt_cost()
     prefers_prompts: whether the engine's role is `prefill`, so that its steps keep ROLE_SLACK times the aim only
+    gets_its_part:   whether prompts are to count as if all engines had the same part of them. If it is cheapest for
+                     one request that its engine does all of it, it is for the next ones, too
     """
     num_output = facts.num_output_tokens
     num_decodes, num_context = decodes_beside(facts, work, prediction, begins_in_s, coming_s)
@@ -205,6 +208,8 @@ def decode_cost(
     own_context = facts.num_tokens + num_output / 2
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + own_context)
     wait_s, share = work.wait_s(facts.now_s), work.prompt_share
+    if gets_its_part:
+        share = max(share, work.mixed_share)
     # Prompts that come later are computed between the steps.
     step_s = bare_step_s / (1 - share)
     inflicted_s = penalty_s = 0.0
@@ -230,11 +235,14 @@ def _more_misses(
 ) -> float:
     """Return by how much those that decode will more probably miss their aim if their gaps to come are longer.
 
-    The aim is one for the mean, and those that decode have half of their tokens already, on average.
+    The aim is one for the mean of the gaps that they have had and of those to come. How many come is not known: what is
+    left of an answer of the expected length, and at least half of one.
     """
-    so_far_s, sigma = work.decode_gap_s or gap_s, prediction.decode_sigma
+    so_far_s, sigma, num_gaps = work.decode_gap_s or gap_s, prediction.decode_sigma, facts.num_output_tokens
+    done = work.num_gaps_of_each / (work.num_gaps_of_each + max(num_gaps - work.num_gaps_of_each, num_gaps / 2))
     before, after = (
-        miss_probability((so_far_s + to_come_s) / 2, facts.itl_s, sigma) for to_come_s in (gap_s, longer_s)
+        miss_probability(done * so_far_s + (1 - done) * to_come_s, facts.itl_s, sigma)
+        for to_come_s in (gap_s, longer_s)
     )
     return after - before
 
@@ -324,22 +332,21 @@ def _state_bytes(work: EngineWork) -> float:
 def exposed_transfer_s(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost) -> float:
     """Return the time from the end of prefill until the last block is at the decode engine.
 
-    Chunks are sent as soon as they are computed, after what is queued on the link; the recurrent state after the last.
+    Chunks are sent as soon as they are computed, after what the producer has queued; the recurrent state after the
+    last.
     """
-    link = prompt.work.link_to(decode.work.key[0])
-    state_s = _state_bytes(prompt.work) / link.bytes_per_s
-    own_s = handoff_bytes(facts, prompt.work, decode.num_cached_tokens) / link.bytes_per_s - state_s
-    queued_s = link.num_queued_bytes / link.bytes_per_s
-    hidden_s = prompt.exposed_from_s
-    after_queue_s = queued_s + own_s - prompt.wait_s - hidden_s
+    work, consumer = prompt.work, decode.work.key[0]
+    link, state_bytes = work.link_to(consumer), _state_bytes(work)
+    num_bytes = handoff_bytes(facts, work, decode.num_cached_tokens) - state_bytes
+    own_s, state_s, hidden_s = num_bytes / link.bytes_per_s, state_bytes / link.bytes_per_s, prompt.exposed_from_s
+    after_queue_s = work.sent_in_s(consumer, num_bytes) - prompt.wait_s - hidden_s
     return link.round_trip_s + max(own_s * prompt.last_part, own_s - hidden_s, after_queue_s) + state_s
 
 
 def fetch_s(work: EngineWork, source: EngineWork, num_tokens: int) -> float:
     """Return the seconds in which an engine gets so many tokens' KV, and the state after them, from another engine."""
-    link = source.link_to(work.key[0])
-    num_bytes = link.num_queued_bytes + num_tokens * source.kv_bytes_per_token + _state_bytes(source)
-    return link.round_trip_s + num_bytes / link.bytes_per_s
+    num_bytes = num_tokens * source.kv_bytes_per_token + _state_bytes(source)
+    return source.link_to(work.key[0]).round_trip_s + source.sent_in_s(work.key[0], num_bytes)
 
 
 def _late_s(prompt: PromptCost, decode: DecodeCost) -> float:

@@ -241,11 +241,33 @@ def test_bytes_of_a_handoff_queue_on_the_link_until_the_next_report() -> None:
     _send(book, one, "a", SentWork(10, 0.1, consumer="decode-0", num_handoff_bytes=500))
     assert work.link_to("decode-0").num_queued_bytes == 1500
     unmeasured = work.link_to("decode-1")
-    assert (unmeasured.bytes_per_s, unmeasured.round_trip_s) == (DEFAULT_BYTES_PER_S, DEFAULT_ROUND_TRIP_S)
+    assert (unmeasured.bytes_per_s, unmeasured.round_trip_s) == (1e6, DEFAULT_ROUND_TRIP_S), "as fast as the other one"
     one.reports(links=(link,))
     book.note_report(one)
     assert work.link_to("decode-0").num_queued_bytes == 1000
     assert work.num_free_blocks == 10_000
+
+
+def test_links_of_which_nothing_is_known_have_the_default_bandwidth() -> None:
+    one = engine("prefill-0", links=(LinkLoad("decode-1", 7),))
+    book, _ = _book(one)
+    assert book.work_of(one.descriptor).link_to("decode-1").bytes_per_s == DEFAULT_BYTES_PER_S
+
+
+def test_bytes_that_are_queued_for_others_delay_those_for_a_consumer() -> None:
+    # The interface sends 1 MB/s: to one consumer at a time, or to both with half as much.
+    links = (LinkLoad("decode-0", 1_000_000, 1e6, 0.001), LinkLoad("decode-1", 4_000_000, 0.5e6, 0.001))
+    one = engine("prefill-0", links=links)
+    book, _ = _book(one)
+    work = book.work_of(one.descriptor)
+    assert work.sent_in_s("decode-0", 500_000) == pytest.approx(5.5), "what the other one gets leaves first"
+    assert work.sent_in_s("decode-1", 500_000) == pytest.approx(9.0), "its own link is the narrower way"
+    assert work.sent_in_s("decode-2", 500_000) == pytest.approx(5.5)
+    _send(book, one, "a", SentWork(10, 0.1, consumer="decode-2", num_handoff_bytes=2_000_000))
+    assert work.sent_in_s("decode-0", 500_000) == pytest.approx(7.5), "with what was sent since the report"
+    one.reports(links=links[:1])
+    book.note_report(one)
+    assert work.sent_in_s("decode-0", 500_000) == pytest.approx(1.5)
 
 
 def test_a_prefill_engine_is_taken_to_spend_its_share_of_all_prompt_work() -> None:
@@ -265,6 +287,27 @@ def test_a_prefill_engine_is_taken_to_spend_its_share_of_all_prompt_work() -> No
     assert decode == pytest.approx(other, rel=0.05)
     assert decode > 0.05
     assert prefill == pytest.approx(decode + other, rel=0.05)
+    mixed = [book.work_of(one.descriptor).mixed_share for one in engines]
+    assert mixed == pytest.approx([(decode + other) / 3] * 3, rel=0.2), "as of late"
+
+
+def test_the_part_that_prompts_have_of_all_engines_follows_a_load_that_begins() -> None:
+    engines = [engine(name) for name in ("prefill-0", "decode-0")]
+    book, clock = _book(*engines)
+    for _ in range(4):
+        clock.now_s += 0.5
+        engines[0].num_prompt_tokens_computed += 512
+        for one in engines:
+            one.reports()
+            book.note_report(one)
+    prefill, decode = (book.work_of(one.descriptor) for one in engines)
+    assert 0 < prefill.prompt_share < 2 * decode.mixed_share, "half of two engines' time, and twice as quick"
+    assert decode.prompt_share == 0
+    book.keep({decode.key})
+    clock.now_s += 0.5
+    engines[1].reports()
+    book.note_report(engines[1])
+    assert decode.mixed_share == 0, "the engine that has left computes no prompts"
 
 
 def test_an_engine_that_left_is_forgotten() -> None:

@@ -198,14 +198,19 @@ def test_the_mean_gap_so_far_is_that_of_all_who_decode(itl_s: float | None) -> N
     clock = Clock()
     driver = Driver(make_scheduler(clock=clock))
     driver.scheduler.chunk_budget.set_aims(itl_s)
+
+    def gaps() -> tuple[int, float]:
+        load = load_of(driver.scheduler)
+        return load.num_decode_gaps, load.decode_gap_s
+
     driver.scheduler.add_request(make_request("slow", 8, max_tokens=100, ignore_eos=True))
-    assert load_of(driver.scheduler).decode_gap_s == 0.0
+    assert gaps() == (0, 0.0)
     driver.step()
     for step_s in (0.04, 0.02, 0.02):
         driver.step()
         clock.now_s += step_s
     # The first request has three gaps of 27 ms; the second one has had none yet, and then has six of 10 ms.
-    assert load_of(driver.scheduler).decode_gap_s == pytest.approx(0.08 / 3 if itl_s else 0.0)
+    assert gaps() == ((3, pytest.approx(0.08 / 3)) if itl_s else (0, 0.0))
     driver.scheduler.add_request(make_request("quick", 8, max_tokens=100, ignore_eos=True))
     driver.step()
     clock.now_s += 0.02
@@ -213,7 +218,7 @@ def test_the_mean_gap_so_far_is_that_of_all_who_decode(itl_s: float | None) -> N
         driver.step()
         clock.now_s += 0.01
     # Ten gaps in 160 ms, and six in 60 ms.
-    assert load_of(driver.scheduler).decode_gap_s == pytest.approx((0.16 + 0.06) / 16 if itl_s else 0.0)
+    assert gaps() == ((16, pytest.approx((0.16 + 0.06) / 16)) if itl_s else (0, 0.0))
 
 
 @pytest.mark.parametrize("ttft_s", [0.5, None], ids=["with an aim", "without an aim"])

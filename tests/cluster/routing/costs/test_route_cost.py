@@ -191,8 +191,8 @@ def test_others_are_at_risk_by_the_mean_of_their_gaps_so_far_and_of_those_to_com
     facts = RequestFacts(1024, 100, None, 0.0055, 50.0)
     step_s, longer_s = _STEPS.decode_step_s(10, 10_000), _STEPS.decode_step_s(11, 10_000 + 1074)
 
-    def penalty_s(gap_s: float) -> float:
-        work = _work(num_decodes=10, num_context_tokens=10_000, decode_gap_s=gap_s)
+    def penalty_s(gap_s: float, num_gaps: float = 50.0) -> float:
+        work = _work(num_decodes=10, num_context_tokens=10_000, decode_gap_s=gap_s, num_gaps_of_each=num_gaps)
         return decode_cost(facts, work, _STEPS).penalty_s / facts.penalty_s
 
     def misses(gap_s: float) -> float:
@@ -202,6 +202,24 @@ def test_others_are_at_risk_by_the_mean_of_their_gaps_so_far_and_of_those_to_com
     assert penalty_s(step_s) == penalty_s(0.0), "what is not known was as it is now"
     assert penalty_s(0.5 * step_s) < 0.1 * penalty_s(0.0), "they have been quick so far"
     assert penalty_s(2 * step_s) < 0.1 * penalty_s(0.0), "they miss the aim anyway"
+    whole = 10 * (misses(longer_s) - misses(step_s))
+    assert penalty_s(2 * step_s, 0.0) == pytest.approx(whole), "who has just begun has all of the answer left"
+    assert penalty_s(1.2 * step_s, 10.0) == pytest.approx(
+        10 * (misses(0.12 * step_s + 0.9 * longer_s) - misses(0.12 * step_s + 0.9 * step_s))
+    )
+    # Of answers that are longer than expected, half of an expected one is left: 0.2 of 250 gaps.
+    assert penalty_s(step_s, 200.0) == pytest.approx(10 * (misses(0.8 * step_s + 0.2 * longer_s) - misses(step_s)))
+
+
+def test_an_engine_that_does_all_of_a_request_gets_its_part_of_all_prompts() -> None:
+    work = _work(num_decodes=10, num_context_tokens=10_000, prompt_share=0.2, mixed_share=0.5)
+    step_s = _STEPS.decode_step_s(11, 10_000 + _FACTS.num_tokens + _FACTS.num_output_tokens / 2)
+    for_pair, alone = (decode_cost(_FACTS, work, _STEPS, gets_its_part=whole) for whole in (False, True))
+    assert for_pair.step_s == pytest.approx(step_s / 0.8)
+    assert alone.step_s == pytest.approx(step_s / 0.5)
+    work.prompt_share = 0.6
+    more = decode_cost(_FACTS, work, _STEPS, gets_its_part=True)
+    assert more.step_s == pytest.approx(step_s / 0.4), "it has more already"
 
 
 def test_those_that_decode_beside_a_prompt_that_is_late_have_missed_their_aims_already() -> None:
