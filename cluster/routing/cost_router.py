@@ -34,7 +34,7 @@ from cluster.routing.costs.route_cost import (
     pair_total,
     prompt_cost,
 )
-from cluster.routing.decision import Decision, LateDecision, Reason, RoutingMode
+from cluster.routing.decision import Decision, LateDecision, Reason, RoleUse, RoutingMode
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from cluster.routing.fleet import Fleet
 from cluster.routing.load_book import LoadBook
@@ -45,6 +45,7 @@ from cluster.routing.placements import (
     describe,
     draw_placement,
     prefix_source,
+    with_roles_kept,
 )
 from cluster.routing.prefix_aware import PrefixAwarePair
 from cluster.routing.prefixes.cached_prefix import CachedPrefix
@@ -122,9 +123,11 @@ class CostRouter:
         cached = self._pairs.find_cached(request)
         self._pairs.count_lookup(cached)
         facts, draw = self._facts(request), _draw(request)
-        placements = list(self._placements(request, facts, _compare(fleet, facts, cached, draw)))
-        chosen, reason = draw_placement(placements, draw)
-        reasons = LateDecision(lambda: describe(request, reason, facts, chosen, placements))
+        roles = fleet.role_choice(facts.itl_s, facts.now_s)
+        placements = list(self._placements(request, facts, _compare(fleet, facts, cached, draw, roles.use)))
+        compared = with_roles_kept(placements, facts) if roles.use is RoleUse.KEPT else placements
+        chosen, reason = draw_placement(compared, draw)
+        reasons = LateDecision(lambda: describe(request, reason, facts, chosen, placements, roles=roles))
         self._newest = _Choice(request.request_id, facts, chosen.decode, chosen.prompt, cached)
         return Route(chosen.prefill, chosen.decode, prefix_source(fleet, chosen, cached), reasons)
 
@@ -140,13 +143,14 @@ class CostRouter:
         cached, facts = known.but_for(started.lengths), self._facts(again)
         here = [fleet.engine_of(key) for key in started.engines]
         with self._book.without(started.engines, waiting_id):
-            compared = _compare(fleet, facts, cached, _draw(again))
+            roles = fleet.role_choice(facts.itl_s, facts.now_s)
+            compared = _compare(fleet, facts, cached, _draw(again), roles.use)
             current = self._placement_of(again, fleet, facts, compared, Route(here[0] if here[1:] else None, here[-1]))
             placements = [current, *self._placements(again, facts, compared)]
         best = better_elsewhere(current, placements)
         if best is None:
             return None
-        reasons = LateDecision(lambda: describe(again, Reason.REROUTED, facts, best, placements))
+        reasons = LateDecision(lambda: describe(again, Reason.REROUTED, facts, best, placements, roles=roles))
         self._leave(waiting_id, is_waiting=True)
         self._newest = _Choice(again.request_id, facts, best.decode, best.prompt, cached)
         return Route(best.prefill, best.decode, prefix_source(fleet, best, cached), reasons)
@@ -239,7 +243,7 @@ class CostRouter:
         computing, number = fleet.positions[(route.prefill or route.decode).descriptor.key]
         prompt = by_group[id(computing)].prompt(number)
         group, index = fleet.positions[route.decode.descriptor.key]
-        decoding = by_group[id(group)].decoding(index, prompt.ends_in_s, is_alone=route.prefill is None)
+        decoding = by_group[id(group)].decoding(index, prompt.ends_in_s)
         adapter_s = self._adapter_s(request, prompt, *_engines(route))
         total = alone_total if route.prefill is None else pair_total
         total_s = total(facts, prompt, decoding, adapter_s)
@@ -282,7 +286,7 @@ class CostRouter:
         for one in compared:
             for index in one.alone:
                 prompt, engine = one.prompt(index), one.group.engines[index]
-                decoding = one.decoding(index, prompt.ends_in_s, is_alone=True)
+                decoding = one.decoding(index, prompt.ends_in_s)
                 if has_adapter:
                     adapter_s = self._adapter_s(request, prompt, engine)
                 total_s = alone_total(facts, prompt, decoding, adapter_s)
@@ -295,7 +299,7 @@ class CostRouter:
                     for number in other.decode:
                         if other.group.ranks[number] <= rank:
                             continue
-                        decoding = other.decoding(number, soonest_s, is_alone=False)
+                        decoding = other.decoding(number, soonest_s)
                         consumer = other.group.engines[number]
                         if has_adapter:
                             adapter_s = self._adapter_s(request, prompt, engine, consumer)
@@ -309,9 +313,16 @@ class CostRouter:
         return prompt.seconds * sum(not self._pairs.has_adapter(engine.descriptor.key, request) for engine in engines)
 
 
-def _compare(fleet: Fleet[EngineT], facts: RequestFacts, cached: CachedPrefix, draw: int) -> list[Compared[EngineT]]:
+def _compare(
+    fleet: Fleet[EngineT],
+    facts: RequestFacts,
+    cached: CachedPrefix,
+    draw: int,
+    role_use: RoleUse = RoleUse.WEIGHED,
+) -> list[Compared[EngineT]]:
     """Choose the engines of each group that are worth comparing."""
-    compared = [Compared(fleet, group, facts, cached) for group in fleet.groups]
+    ignores_roles = role_use is RoleUse.IGNORED
+    compared = [Compared(fleet, group, facts, cached, ignores_roles=ignores_roles) for group in fleet.groups]
     by_group = {id(one.group): one for one in compared}
     for one in compared:
         one.choose(draw)
@@ -338,10 +349,11 @@ def _sent_work(
     computed = facts.num_tokens - (0 if prompt is None else prompt.num_cached_tokens)
     seconds = 0.0 if prompt is None else prompt.seconds
     if len(works) == 1:
-        decodes = 0 if request.pooling_params is not None else facts.num_tokens
-        return [SentWork(computed, seconds, decodes)]
+        if request.pooling_params is not None:
+            return [SentWork(computed, seconds)]
+        return [SentWork(computed, seconds, facts.num_tokens, num_output_tokens=facts.num_output_tokens)]
     num_bytes = handoff_bytes(facts, works[0], 0)
     return [
         SentWork(computed, seconds, consumer=works[1].key[0], num_handoff_bytes=num_bytes),
-        SentWork(num_context_tokens=facts.num_tokens),
+        SentWork(num_context_tokens=facts.num_tokens, num_output_tokens=facts.num_output_tokens),
     ]

@@ -52,6 +52,31 @@ class Reason(StrEnum):
     """Requests of this kind are routed by a rule of their own, such as prompts whose vectors are wanted."""
 
 
+class RoleUse(StrEnum):
+    """How much the engines' roles count for a request, by the load of the last seconds."""
+
+    WEIGHED = "weighed"
+    """All placements are compared by cost, and roles are a preference."""
+    KEPT = "kept"
+    """One engine computes the prompt and another one decodes, as long as the first token comes in time so."""
+    IGNORED = "ignored"
+    """All placements are compared by cost, as if the engines had no roles."""
+
+
+class RoleChoice(msgspec.Struct, frozen=True):
+    """The reason for how much roles count: the load, and the most of it that meets the aims if it lasts.
+
+    offered_per_s: requests per second that come
+    kept_per_s:    the most of them whose aims are met if all engines keep to their roles
+    ignored_per_s: the same if each engine does all of its requests
+    """
+
+    use: RoleUse = RoleUse.WEIGHED
+    offered_per_s: float = 0.0
+    kept_per_s: float = 0.0
+    ignored_per_s: float = 0.0
+
+
 class RouteTerms(msgspec.Struct, frozen=True):
     """The predicted cost of one placement. All times are in seconds, and total_s is the sum of those marked with *.
 
@@ -101,6 +126,7 @@ class Decision(msgspec.Struct, frozen=True):
     runner_up:       the cheapest placement besides the chosen one, of any way; None if there was no other
     without_roles_s: the cost of the best placement that needs no roles: the cheapest engine that does all of it, in
                      seconds; 0 if it is not known. The sum of chosen costs over the sum of these is the regret of roles
+    roles:           how much the engines' roles counted; None if that was not looked at
     """
 
     request_id: str
@@ -110,6 +136,7 @@ class Decision(msgspec.Struct, frozen=True):
     others: tuple[RouteTerms, ...] = ()
     runner_up: RouteTerms | None = None
     without_roles_s: float = 0.0
+    roles: RoleChoice | None = None
 
 
 class LateDecision:

@@ -7,6 +7,7 @@ a group, without the wait in its queue. The arrays change as the load book does,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Final, Generic
@@ -17,6 +18,8 @@ import numpy.typing as npt
 from cluster.routing.base import EngineT
 from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import usual_costs
+from cluster.routing.costs.steady_load import choose_role_use
+from cluster.routing.decision import RoleChoice
 from cluster.routing.engine_connection import EngineKey, EngineRole
 from cluster.routing.load_book import LoadBook
 from cluster.routing.pairing import find_refusal
@@ -26,6 +29,10 @@ NUM_CANDIDATES: Final = 2
 """The engines compared for each use, besides those that have the prefix: the cheapest one, and others drawn."""
 
 
+_CHOICE_LASTS_S: Final = 0.5
+"""How much roles count is looked at as often as engines report."""
+_MAX_AIMS: Final = 16
+"""The different aims for which it is looked at; to others, roles are weighed."""
 _TINY: Final = 1e-6 / (1 << 31)
 
 
@@ -104,6 +111,9 @@ class Fleet(Generic[EngineT]):
         usual: a request of the usual size, at whose cost engines are compared before any is looked at closely
         """
         self.usual = usual
+        self._book = book
+        self._role_choices: dict[float, RoleChoice] = {}
+        self._choices_from_s = -math.inf
         self._unsure: set[EngineKey] = set()
         by_kind: dict[object, list[EngineT]] = {}
         for engine in engines:
@@ -118,12 +128,37 @@ class Fleet(Generic[EngineT]):
                 one, other = producers.engines[0].descriptor, consumers.engines[0].descriptor
                 if find_refusal(one, other) is None:
                     producers.consumers.append(consumers)
+        works = [
+            (engine, work) for group in self.groups for engine, work in zip(group.engines, group.works, strict=True)
+        ]
+        self._works_of = {
+            role: [work for engine, work in works if engine.descriptor.role is role] for role in EngineRole
+        }
         self.positions: dict[EngineKey, tuple[EngineGroup[EngineT], int]] = {}
         """The group of each engine, and its number there."""
         for group in self.groups:
             for index, engine in enumerate(group.engines):
                 self.positions[engine.descriptor.key] = group, index
                 self.update(group.works[index])
+
+    def role_choice(self, itl_s: float | None, now_s: float) -> RoleChoice:
+        """Return how much roles count for requests with this aim for the time between tokens; None: they have none.
+
+        Roles are weighed where one engine has none: it can do any part of any request.
+        """
+        prefill, decode = (self._works_of[role] for role in (EngineRole.PREFILL, EngineRole.DECODE))
+        if itl_s is None or not prefill or not decode or self._works_of[EngineRole.BOTH]:
+            return RoleChoice()
+        if not 0 <= now_s - self._choices_from_s < _CHOICE_LASTS_S:
+            self._choices_from_s = now_s
+            self._role_choices.clear()
+        if (known := self._role_choices.get(itl_s)) is not None:
+            return known
+        if len(self._role_choices) >= _MAX_AIMS:
+            return RoleChoice()
+        offered = self._book.offered(group.works[0].key for group in self.groups)
+        chosen = self._role_choices[itl_s] = choose_role_use(offered, prefill, decode, itl_s)
+        return chosen
 
     def engine_of(self, key: EngineKey) -> EngineT:
         """Return an engine of the snapshot."""

@@ -27,6 +27,7 @@ from weakref import ref
 
 from actors.core.outputs.scheduler_stats import LoadReport
 from actors.core.outputs.sent_work import SentWork
+from cluster.routing.costs.recent_load import RecentLoad, RecentRates
 from cluster.routing.costs.step_prediction import StepFamily
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey, EngineRole
 from cluster.routing.reported_work import (
@@ -53,8 +54,6 @@ _DEDUCTED: Final = (
 """The numbers of an EngineWork in which a request under way counts."""
 _MEMORY_S: Final = 10.0
 """The time over which the part of an engine's time that goes to prompts is averaged."""
-_RECENT_S: Final = 5.0
-"""The same for the part of all engines: the average of many is less noisy, and has to follow a load that begins."""
 
 
 class Watcher(Protocol):
@@ -108,6 +107,12 @@ class LoadBook:
         work = self._works.get(engine)
         return 0 if work is None else sum(map(work.blocks_of, work.sent_since()))
 
+    def offered(self, engines: Iterable[EngineKey]) -> RecentRates:
+        """Return the load of the last seconds of all engines that are of one kind with one of these."""
+        families = {id(family): family for family in map(self._family_of.__getitem__, engines)}
+        now_s = self.clock()
+        return sum((family.offered.rates(now_s) for family in families.values()), RecentRates())
+
     def note_report(self, session: ReportingEngine) -> None:
         """Take in the newest report of a session, unless it is known."""
         report, work = session.load_report, self.work_of(session.descriptor)
@@ -136,6 +141,7 @@ class LoadBook:
             ordinal = work.session.num_submitted_requests
             work.session.announce(sent)
         work.sent[request_id] = CountedWork(ordinal, sent)
+        self._family_of[work.key].offered.note(sent, self.clock())
         self._add_sent(work, sent)
         self._tell(work)
 
@@ -150,6 +156,8 @@ class LoadBook:
         work = self.work_of(session.descriptor)
         if session is not work.session:
             return
+        for sent in works:
+            self._family_of[work.key].offered.note(sent, self.clock())
         for sent in works if num_submitted > work.report.num_taken_from_all else ():
             work.announced.append(CountedWork(num_submitted, sent))
             self._add_sent(work, sent)
@@ -230,9 +238,9 @@ class LoadBook:
             limits = _CHUNK + num_decodes
             share = work.prediction.prefill_steps(num_tokens, 0, num_decodes, num_context, limits).added_s / elapsed_s
         family.note_role(work.key, session.descriptor.role)
-        family.note_share(work.key, share, elapsed_s)
+        family.note_share(work.key, share, min(elapsed_s / _MEMORY_S, 1.0))
         work.prompt_share = min(family.share(work.key), MAX_PROMPT_SHARE)
-        work.mixed_share = min(family.mixed_share(), MAX_PROMPT_SHARE)
+        work.own_prompt_share = min(family.own_share(work.key), MAX_PROMPT_SHARE)
 
     def _take(self, work: EngineWork, report: LoadReport) -> None:
         work.report, work.reported_at_s = report, self.clock()
@@ -281,9 +289,11 @@ class _Family:
 
     def __init__(self) -> None:
         self.steps = StepFamily()
+        self.offered = RecentLoad()
         self._is_prefill: dict[EngineKey, bool] = {}
         self._num_prefill = 0
-        self._shares, self._recent = _Shares(_MEMORY_S), _Shares(_RECENT_S)
+        self._shares: dict[EngineKey, float] = {}
+        self._sum = 0.0
 
     def note_role(self, key: EngineKey, role: EngineRole) -> None:
         """Take in an engine's role."""
@@ -291,47 +301,28 @@ class _Family:
         self._num_prefill += is_prefill - self._is_prefill.get(key, False)
         self._is_prefill[key] = is_prefill
 
-    def note_share(self, key: EngineKey, share: float, elapsed_s: float) -> None:
-        """Take in the part of the last elapsed_s that an engine has spent on prompts."""
-        for shares in (self._shares, self._recent):
-            shares.note(key, share, elapsed_s)
+    def note_share(self, key: EngineKey, share: float, weight: float) -> None:
+        """Take a measured part of time into an engine's average. weight: how much it counts, 0 to 1"""
+        before = self._shares.get(key, 0.0)
+        self._shares[key] = before + weight * (share - before)
+        self._sum += self._shares[key] - before
 
     def share(self, key: EngineKey) -> float:
         """Return the part of its time that an engine is taken to spend on prompts."""
-        own = self._shares.of_each.get(key, 0.0)
+        own = self.own_share(key)
         if not self._is_prefill.get(key, False):
             return own
-        return max(own, self._shares.sum / self._num_prefill)
+        return max(own, self._sum / self._num_prefill)
 
-    def mixed_share(self) -> float:
-        """Return the part of its time that each engine would spend on prompts if all had the same part of them."""
-        return self._recent.sum / max(len(self._recent.of_each), 1)
+    def own_share(self, key: EngineKey) -> float:
+        """Return the part of its time that an engine has spent on prompts of late."""
+        return self._shares.get(key, 0.0)
 
     def forget(self, key: EngineKey) -> None:
         """Forget an engine that has left."""
         self.steps.put(key, None)
         self._num_prefill -= self._is_prefill.pop(key, False)
-        for shares in (self._shares, self._recent):
-            shares.forget(key)
-
-
-class _Shares:
-    """Moving averages of the parts of their time that engines spend on prompts, and their sum."""
-
-    def __init__(self, memory_s: float) -> None:
-        self._memory_s = memory_s
-        self.of_each: dict[EngineKey, float] = {}
-        self.sum = 0.0
-
-    def note(self, key: EngineKey, share: float, elapsed_s: float) -> None:
-        """Take a share into an engine's average. elapsed_s: the time in which it was measured"""
-        before = self.of_each.get(key, 0.0)
-        self.of_each[key] = before + min(elapsed_s / self._memory_s, 1.0) * (share - before)
-        self.sum += self.of_each[key] - before
-
-    def forget(self, key: EngineKey) -> None:
-        """Forget an engine."""
-        self.sum -= self.of_each.pop(key, 0.0)
+        self._sum -= self._shares.pop(key, 0.0)
 
 
 def _sum_in(work: EngineWork, sent: SentWork) -> None:

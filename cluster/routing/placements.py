@@ -21,7 +21,7 @@ from cluster.routing.costs.route_cost import (
     prompt_cost,
     terms,
 )
-from cluster.routing.decision import Decision, Reason, RouteTerms, RoutingMode, Way
+from cluster.routing.decision import Decision, Reason, RoleChoice, RouteTerms, RoutingMode, Way
 from cluster.routing.engine_connection import EngineRole
 from cluster.routing.fleet import EngineGroup, Fleet, Use
 from cluster.routing.prefix_aware import can_serve_prefix
@@ -69,15 +69,22 @@ class Compared(Generic[EngineT]):
     """The engines of one group that are compared for one request, and their costs, each computed once."""
 
     def __init__(
-        self, fleet: Fleet[EngineT], group: EngineGroup[EngineT], facts: RequestFacts, cached: CachedPrefix
+        self,
+        fleet: Fleet[EngineT],
+        group: EngineGroup[EngineT],
+        facts: RequestFacts,
+        cached: CachedPrefix,
+        *,
+        ignores_roles: bool = False,
     ) -> None:
         self.group = group
         self._fleet = fleet
         self._facts = facts
         self._cached = cached
+        self._ignores_roles = ignores_roles
         self._source = _fetch_source(fleet, group, cached)
         self._prompts: dict[int, PromptCost] = {}
-        self._decodings: dict[tuple[int, float, bool], DecodeCost] = {}
+        self._decodings: dict[tuple[int, float], DecodeCost] = {}
         self.coming_s = 0.0
         """The time until those have begun to decode here whose prompts are being computed elsewhere."""
 
@@ -110,41 +117,40 @@ class Compared(Generic[EngineT]):
             num_cached,
             fetch,
             coming_s=self._coming_s(index),
-            prefers_prompts=self.group.engines[index].descriptor.role is EngineRole.PREFILL,
+            prefers_prompts=self._role_of(index) is EngineRole.PREFILL,
+            ignores_roles=self._ignores_roles,
         )
         return cost
 
-    def decoding(self, index: int, begins_in_s: float, *, is_alone: bool) -> DecodeCost:
-        """Return the cost of decoding at an engine.
-
-        begins_in_s: the time until the prompt is computed; is_alone: whether this engine computes it
-        """
+    def decoding(self, index: int, begins_in_s: float) -> DecodeCost:
+        """Return the cost of decoding at an engine. begins_in_s: the time until the prompt is computed"""
         if not (coming_s := self._coming_s(index)):
             begins_in_s = 0.0
-        key = index, begins_in_s, is_alone
-        if (known := self._decodings.get(key)) is not None:
+        if (known := self._decodings.get((index, begins_in_s))) is not None:
             return known
         work = self.group.works[index]
         assert work.prediction is not None, "the fleet is sure"
         num_cached = self._cached.length_of(work.key)
-        role = self.group.engines[index].descriptor.role
-        cost = self._decodings[key] = decode_cost(
+        cost = self._decodings[index, begins_in_s] = decode_cost(
             self._facts,
             work,
             work.prediction,
             num_cached,
             begins_in_s=begins_in_s,
             coming_s=coming_s,
-            prefers_prompts=role is EngineRole.PREFILL,
-            gets_its_part=is_alone and role is EngineRole.DECODE,
+            prefers_prompts=self._role_of(index) is EngineRole.PREFILL,
+            ignores_roles=self._ignores_roles,
         )
         return cost
 
     def _coming_s(self, index: int) -> float:
         # Engines that do both would swing if reports are late: each looks empty to those who come behind a queue.
-        if self.group.engines[index].descriptor.role is EngineRole.BOTH:
+        if self._role_of(index) is EngineRole.BOTH:
             return 0.0
         return max(self.coming_s, self.group.works[index].wait_s(self._facts.now_s))
+
+    def _role_of(self, index: int) -> EngineRole:
+        return EngineRole.BOTH if self._ignores_roles else self.group.engines[index].descriptor.role
 
     def soonest_s(self) -> float:
         """Return the time until the prompt is computed at the engine of those for pairs that has it first."""
@@ -172,6 +178,15 @@ def prefix_source(fleet: Fleet[EngineT], chosen: Placement[EngineT], cached: Cac
     if source is None or source[2] <= cached.length_of(computing):
         return None
     return PrefixSource(source[0].descriptor.kv_address, source[2])
+
+
+def with_roles_kept(placements: list[Placement[EngineT]], facts: RequestFacts) -> list[Placement[EngineT]]:
+    """Return the placements that keep to the roles; all, if with none of these the first token would come in time."""
+    pairs = [one for one in placements if one.prefill is not None]
+    if not pairs or facts.ttft_s is None:
+        return pairs or placements
+    soonest_s = min(one.prompt.wait_s + one.prompt.seconds for one in pairs)
+    return pairs if soonest_s < facts.ttft_s - facts.waited_s else placements
 
 
 def draw_placement(placements: list[Placement[EngineT]], draw: int) -> tuple[Placement[EngineT], Reason]:
@@ -229,6 +244,7 @@ def describe(
     placements: list[Placement[EngineT]],
     *,
     mode: RoutingMode = RoutingMode.COST,
+    roles: RoleChoice | None = None,
 ) -> Decision:
     """Describe the choice. placements: those that were compared, with the chosen one among them"""
     best: dict[Way, Placement[EngineT]] = {}
@@ -252,6 +268,7 @@ def describe(
         tuple(found.values()),
         None if runner_up is None else found.get(id(runner_up)) or _terms(facts, runner_up),
         without_roles_s if math.isfinite(without_roles_s) else 0.0,
+        roles,
     )
 
 

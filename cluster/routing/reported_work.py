@@ -91,7 +91,7 @@ class EngineWork:
     num_gaps_of_each:   how many of these times each of them has had, on average
     prompt_share:       the part of its time by which prompts, of those to come, lengthen the steps of requests that
                         decode, up to MAX_PROMPT_SHARE
-    mixed_share:        what prompt_share would be if each engine had the same part of the prompts, as of late
+    own_prompt_share:   the same by what it does now; an engine of role `prefill` is taken to do all prompts otherwise
     num_queued_bytes:   bytes that it has to send, on all of its links, with those of the requests sent since
     most_bytes_per_s:   the bandwidth of its fastest link, as measured: what its network interface can do; 0: unknown
     reported_at_s:      when the newest report came; -inf if none has
@@ -117,7 +117,7 @@ class EngineWork:
     decode_gap_s: float = 0.0
     num_gaps_of_each: float = 0.0
     prompt_share: float = 0.0
-    mixed_share: float = 0.0
+    own_prompt_share: float = 0.0
     num_queued_bytes: float = 0.0
     most_bytes_per_s: float = 0.0
     links: dict[str, Link] = field(default_factory=dict)
@@ -132,6 +132,10 @@ class EngineWork:
     """The requests of this ingress that the engine has, by id."""
     announced: list[CountedWork] = field(default_factory=list)
     """The requests of other ingresses that the newest report does not count."""
+
+    def share(self, *, ignores_roles: bool) -> float:
+        """Return the part of its time that the engine is taken to spend on prompts."""
+        return self.own_prompt_share if ignores_roles else self.prompt_share
 
     def wait_s(self, now_s: float) -> float:
         """Return the time until the queue of prompts is empty."""

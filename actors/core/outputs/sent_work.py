@@ -21,6 +21,7 @@ class SentWork:
     num_context_tokens:  the request's tokens, if this engine decodes it; 0 if it does not
     consumer:            the engine that this one hands the KV over to; None: it does not hand over
     num_handoff_bytes:   the bytes of that handoff
+    num_output_tokens:   the tokens that it is expected to decode here; 0 if it decodes elsewhere
     """
 
     num_computed_tokens: _Amount = 0.0
@@ -28,6 +29,7 @@ class SentWork:
     num_context_tokens: Total = 0
     consumer: WireName | None = None
     num_handoff_bytes: _Amount = 0.0
+    num_output_tokens: _Amount = 0.0
 
     def num_blocks(self, block_size: int, num_state_blocks: int = 0) -> int:
         """Return the number of blocks that the request takes at the engine at once, its recurrent state included."""

@@ -21,7 +21,7 @@ from cluster.observability.stories.chrome_trace import chrome_trace
 from cluster.observability.stories.find_cause import in_words
 from cluster.observability.stories.make_story import make_story
 from cluster.observability.stories.request_story import EventKind, RequestStory
-from cluster.routing.decision import Decision, Reason, RouteTerms
+from cluster.routing.decision import Decision, Reason, RoleChoice, RouteTerms
 from cluster.routing.request_record import AttemptRecord, EngineTimes, RequestRecord, comparisons
 
 _WHY: Final = {
@@ -211,6 +211,8 @@ def _decision(decision: Decision) -> Iterator[RenderableType]:
     for other in decision.others:
         if other != second:
             placements[f"best {other.way.value}"] = other
+    if decision.roles is not None and decision.roles.offered_per_s:
+        yield Text(_role_use(decision.roles))
     rows: list[list[object]] = [["way", *(one.way.value for one in placements.values())]]
     rows.append(["engines", *(_route(one) for one in placements.values())])
     rows.append(["cached tokens", *(one.num_cached_tokens for one in placements.values())])
@@ -225,6 +227,13 @@ def _decision(decision: Decision) -> Iterator[RenderableType]:
         yield Text(
             f"chosen: {ratio} the cost of the best placement without roles, {_seconds(decision.without_roles_s)}"
         )
+
+
+def _role_use(roles: RoleChoice) -> str:
+    return (
+        f"roles are {roles.use.value}: {roles.offered_per_s:.1f} requests/s come; with roles kept "
+        f"{roles.kept_per_s:.1f} would meet their aims, and {roles.ignored_per_s:.1f} without roles"
+    )
 
 
 def _reports(attempt: AttemptRecord) -> Iterator[RenderableType]:

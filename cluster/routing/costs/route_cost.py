@@ -88,6 +88,7 @@ def prompt_cost(
     *,
     coming_s: float = 0.0,
     prefers_prompts: bool = False,
+    ignores_roles: bool = False,
 ) -> PromptCost:
     """Predict the computation of the prompt at an engine.
 
@@ -97,18 +98,19 @@ def prompt_cost(
     coming_s:        the time until those have begun to decode here whose prompts are not computed yet; 0: all of them
                      count as there
     prefers_prompts: whether the engine's role is `prefill`, so that its steps keep ROLE_SLACK times the aim only
+    ignores_roles:   whether the engine is taken to go on with prompts as it does now
     """
-    wait_s = work.wait_s(facts.now_s)
+    wait_s, share = work.wait_s(facts.now_s), work.share(ignores_roles=ignores_roles)
     num_decodes, num_context = decodes_beside(facts, work, prediction, wait_s, coming_s)
     limits = work.step_limits(wait_s)
     # The last token is always computed: its output is the first new token.
     cached = min(num_cached, facts.num_tokens - 1)
     steps = _prompt_steps(prediction, facts.num_tokens - cached, cached, num_decodes, num_context, limits)
-    if wait_s and work.prompt_share:
+    if wait_s and share:
         # Prompts of a queue share steps that are full, and each ends with a step: half a step later than its own tokens
         # and those before it take, on average, if as many come behind it.
         full = prediction.prefill_steps(limits[0], 0, num_decodes, num_context, *limits)
-        wait_s += min(full.seconds / full.num_steps / 2, work.prompt_share * wait_s)
+        wait_s += min(full.seconds / full.num_steps / 2, share * wait_s)
     fetch_s = 0.0
     if fetch is not None and fetch[0] > cached:
         there = min(fetch[0], facts.num_tokens - 1)
@@ -117,7 +119,7 @@ def prompt_cost(
             steps, cached, fetch_s = shorter, there, fetch[1]
     penalty_s = room_s = 0.0
     if num_decodes:
-        step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - work.prompt_share)
+        step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - share)
         room_s = _wait_for_room(facts, work, step_s)
         missing = _misses_of_each(facts, work, prediction, steps, step_s, prefers_prompts=prefers_prompts)
         penalty_s = num_decodes * facts.penalty_s * missing
@@ -191,7 +193,7 @@ def decode_cost(
     begins_in_s: float = 0.0,
     coming_s: float = 0.0,
     prefers_prompts: bool = False,
-    gets_its_part: bool = False,
+    ignores_roles: bool = False,
 ) -> DecodeCost:
     """Predict the decoding of a request at an engine.
 
@@ -199,17 +201,14 @@ def decode_cost(
     begins_in_s:     the time until the prompt is computed
     coming_s:        as in prompt_cost()
     prefers_prompts: whether the engine's role is `prefill`, so that its steps keep ROLE_SLACK times the aim only
-    gets_its_part:   whether prompts are to count as if all engines had the same part of them. If it is cheapest for
-                     one request that its engine does all of it, it is for the next ones, too
+    ignores_roles:   as in prompt_cost()
     """
     num_output = facts.num_output_tokens
     num_decodes, num_context = decodes_beside(facts, work, prediction, begins_in_s, coming_s)
     before_s = prediction.decode_step_s(num_decodes, num_context) if num_decodes else 0.0
     own_context = facts.num_tokens + num_output / 2
     bare_step_s = prediction.decode_step_s(num_decodes + 1, num_context + own_context)
-    wait_s, share = work.wait_s(facts.now_s), work.prompt_share
-    if gets_its_part:
-        share = max(share, work.mixed_share)
+    wait_s, share = work.wait_s(facts.now_s), work.share(ignores_roles=ignores_roles)
     # Prompts that come later are computed between the steps.
     step_s = bare_step_s / (1 - share)
     inflicted_s = penalty_s = 0.0

@@ -18,7 +18,7 @@ from actors.core.requests.slo import Slo
 from actors.costs.step_shape import StepShape
 from cluster.errors import NoEngineAvailable
 from cluster.routing.base import Route
-from cluster.routing.decision import Reason, RoutingMode, Way
+from cluster.routing.decision import Reason, RoleUse, RoutingMode, Way
 from cluster.routing.pairing import find_refusal
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
 from kv_transfer.link_load import LinkLoad
@@ -550,3 +550,50 @@ def test_what_the_client_has_waited_counts_for_the_aim() -> None:
     assert chosen is not None
     assert chosen.ttft_s < 1.0
     assert chosen.ttft_miss_probability > 0.99
+
+
+def _send_for_some_time(cluster: Cluster, per_s: int, num_tokens: int, itl_s: float, max_tokens: int = 16) -> None:
+    """Send requests for two seconds that end at once, each with an aim."""
+    for _ in range(2 * per_s):
+        cluster.clock.now_s += 1 / per_s
+        wanted = replace(request(num_tokens, max_tokens), slo=Slo(ttft_s=1.0, itl_s=itl_s))
+        cluster.end(wanted, cluster.send(wanted), max_tokens)
+        cluster.all_report()
+
+
+def test_where_only_roles_meet_the_aims_a_request_keeps_to_them_though_another_placement_costs_less() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    aims = Slo(ttft_s=1.0, itl_s=0.008)
+    wanted = [replace(request(512, 64), slo=aims) for _ in range(3)]
+    assert cluster.ids(wanted[0])[0] is None, "nothing else is there: a handoff would only take time"
+    _send_for_some_time(cluster, 12, 512, 0.008, 64)
+    route = cluster.choose(wanted[1])
+    assert (route.prefill, route.decode) == tuple(cluster.engines)
+    assert route.reasons is not None
+    decision = route.reasons.describe()
+    assert decision.roles is not None
+    assert decision.roles.use is RoleUse.KEPT
+    assert decision.roles.ignored_per_s < decision.roles.offered_per_s < decision.roles.kept_per_s
+    assert decision.chosen is not None
+    assert min(one.total_s for one in decision.others) < decision.chosen.total_s
+
+    cluster.engines[0].reports(num_waiting_tokens=40_000)
+    cluster.all_report()
+    assert cluster.ids(wanted[2]) == (None, "decode-0"), "its first token would be late"
+
+
+def test_where_roles_do_not_meet_the_aims_each_engine_gets_its_part_of_everything() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    _send_for_some_time(cluster, 5, 2048, 0.03)
+    served = Counter[str]()
+    for number in range(20):
+        wanted = replace(request(2048, 16), slo=Slo(ttft_s=1.0, itl_s=0.03))
+        route = cluster.send(wanted)
+        assert route.reasons is not None
+        roles = route.reasons.describe().roles
+        assert roles is not None
+        assert roles.use is RoleUse.IGNORED, (number, roles)
+        assert route.prefill is None
+        served[route.decode.descriptor.engine_id] += 1
+        cluster.clock.now_s += 1 / 5
+    assert min(served.values()) >= 8, served

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from actors.core.outputs.sent_work import SentWork
 from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import decode_cost, prompt_cost
+from cluster.routing.decision import RoleChoice, RoleUse
 from cluster.routing.fleet import NUM_CANDIDATES, Fleet, Use
 from cluster.routing.load_book import LoadBook
 from kv_transfer.handoff.control_messages import PROTOCOL_VERSION
@@ -102,3 +103,52 @@ def test_the_engine_that_the_arrays_find_cheapest_is_the_cheapest_one_by_one(
         if len(able) > NUM_CANDIDATES:
             assert cost_s(chosen[0], use) <= (1 + 1e-6) * min(cost_s(index, use) for index in able)
         assert set(chosen) <= set(able)
+
+
+def _offer(book: LoadBook, one: FakeEngine, clock: Clock, per_s: float, *, computed: float = 2048) -> None:
+    """Send requests to an engine for two seconds."""
+    for number in range(round(2 * per_s)):
+        clock.now_s += 1 / per_s
+        book.note_sent(one.descriptor, f"{clock.now_s} {number}", SentWork(computed, 0.01, 2048, num_output_tokens=16))
+
+
+def _loaded(*names: str) -> tuple[Fleet[FakeEngine], LoadBook, Clock, list[FakeEngine]]:
+    clock = Clock()
+    book, engines = LoadBook(clock), [engine(name) for name in names]
+    for one in engines:
+        book.note_report(one)
+    return Fleet(engines, book, _USUAL), book, clock, engines
+
+
+def test_roles_count_as_the_load_of_the_last_seconds_says() -> None:
+    fleet, book, clock, engines = _loaded("prefill-0", "decode-0")
+    assert fleet.role_choice(0.02, clock()) == RoleChoice(), "nothing came yet"
+    _offer(book, engines[1], clock, 5.0)
+    chosen = fleet.role_choice(0.02, clock())
+    assert chosen.use is RoleUse.IGNORED, "one engine cannot compute the prompts of both"
+    _offer(book, engines[1], clock, 100.0)
+    clock.now_s -= 2
+    assert fleet.role_choice(0.02, clock.now_s) == chosen, "looked at twice a second"
+    assert fleet.role_choice(0.03, clock.now_s) != chosen, "for each aim"
+    clock.now_s += 2
+    assert fleet.role_choice(0.02, clock()).use is RoleUse.WEIGHED, "more than both can do"
+
+
+def test_roles_are_weighed_without_an_aim_and_where_an_engine_has_none() -> None:
+    for names, itl_s in (
+        (("prefill-0", "decode-0"), None),
+        (("prefill-0", "decode-0", "both-0"), 0.02),
+        (("prefill-0", "prefill-1"), 0.02),
+        (("decode-0", "decode-1"), 0.02),
+    ):
+        fleet, book, clock, engines = _loaded(*names)
+        _offer(book, engines[1], clock, 8.0)
+        assert fleet.role_choice(itl_s, clock()) == RoleChoice()
+
+
+def test_no_client_makes_an_ingress_look_at_any_number_of_aims() -> None:
+    fleet, book, clock, engines = _loaded("prefill-0", "decode-0")
+    _offer(book, engines[1], clock, 5.0)
+    found = [fleet.role_choice(0.02 + number / 1000, clock()).use for number in range(100)]
+    assert set(found[:16]) == {RoleUse.IGNORED}
+    assert set(found[16:]) == {RoleUse.WEIGHED}

@@ -287,27 +287,6 @@ def test_a_prefill_engine_is_taken_to_spend_its_share_of_all_prompt_work() -> No
     assert decode == pytest.approx(other, rel=0.05)
     assert decode > 0.05
     assert prefill == pytest.approx(decode + other, rel=0.05)
-    mixed = [book.work_of(one.descriptor).mixed_share for one in engines]
-    assert mixed == pytest.approx([(decode + other) / 3] * 3, rel=0.2), "as of late"
-
-
-def test_the_part_that_prompts_have_of_all_engines_follows_a_load_that_begins() -> None:
-    engines = [engine(name) for name in ("prefill-0", "decode-0")]
-    book, clock = _book(*engines)
-    for _ in range(4):
-        clock.now_s += 0.5
-        engines[0].num_prompt_tokens_computed += 512
-        for one in engines:
-            one.reports()
-            book.note_report(one)
-    prefill, decode = (book.work_of(one.descriptor) for one in engines)
-    assert 0 < prefill.prompt_share < 2 * decode.mixed_share, "half of two engines' time, and twice as quick"
-    assert decode.prompt_share == 0
-    book.keep({decode.key})
-    clock.now_s += 0.5
-    engines[1].reports()
-    book.note_report(engines[1])
-    assert decode.mixed_share == 0, "the engine that has left computes no prompts"
 
 
 def test_an_engine_that_left_is_forgotten() -> None:
@@ -394,3 +373,40 @@ def test_work_without_a_request_is_as_if_it_had_not_been_sent_and_then_as_before
     with book.without(keys, "last"):
         assert numbers() == [before[0], after[1]]
     assert numbers() == after
+
+
+def test_the_load_is_what_all_ingresses_send_to_engines_of_a_kind() -> None:
+    one, other = engine("prefill-0"), engine("decode-0")
+    book, clock = _book(one, other)
+    for number in range(20):
+        clock.now_s += 0.05
+        _send(book, one, f"r{number}", SentWork(100, 0.01, consumer="decode-0"))
+        _send(book, other, f"r{number}", SentWork(num_context_tokens=400, num_output_tokens=10))
+        # The report of the engine that the other ingress has sent to may have come before its announcement.
+        other.num_submitted_requests += 1
+        if number % 2:
+            other.reports()
+            book.note_report(other)
+        whole = SentWork(400, 0.04, 400, num_output_tokens=20)
+        book.note_announced(other, other.num_submitted_requests, [whole])
+    offered = book.offered([one.descriptor.key, other.descriptor.key])
+    assert offered == book.offered([one.descriptor.key]), "both are of one kind"
+    assert offered.num_requests == pytest.approx(40 / 0.95, rel=0.02), "since the first one"
+    assert offered.num_computed_tokens == pytest.approx(250 * offered.num_requests, rel=0.01)
+    assert offered.num_output_tokens == pytest.approx(15 * offered.num_requests, rel=0.01)
+
+
+def test_what_an_engine_has_done_of_late_is_known_beside_what_its_role_lets_expect() -> None:
+    engines = [engine(name) for name in ("prefill-0", "decode-0")]
+    book, clock = _book(*engines)
+    for _ in range(40):
+        clock.now_s += 0.5
+        engines[1].num_prompt_tokens_computed += 512
+        for one in engines:
+            one.reports()
+            book.note_report(one)
+    prefill, decode = (book.work_of(one.descriptor) for one in engines)
+    assert prefill.own_prompt_share == 0
+    assert decode.prompt_share == decode.own_prompt_share > 0
+    assert prefill.prompt_share == pytest.approx(decode.prompt_share, rel=0.05)
+    assert [prefill.share(ignores_roles=ignored) for ignored in (False, True)] == [prefill.prompt_share, 0]

@@ -27,6 +27,7 @@ def test_a_request_takes_the_blocks_of_its_tokens_and_of_its_state(work: SentWor
         {"prefill_s": float("inf")},
         {"num_context_tokens": 2**63},
         {"num_handoff_bytes": -1.0},
+        {"num_output_tokens": -1.0},
         {"consumer": ""},
     ],
 )

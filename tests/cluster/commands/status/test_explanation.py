@@ -27,6 +27,7 @@ from cluster.commands.status.explanation import Asked, render_explanation, show_
 from cluster.observability.record_store import RecordStore
 from cluster.observability.request_records import FoundRecords, RecordQuery, RequestRecords, UnansweredIngress
 from cluster.requests.serving import Serving
+from cluster.routing.decision import RoleChoice, RoleUse
 from cluster.routing.request_record import RequestRecord
 from tests.cluster.routing.record_samples import ALONE, attempt, decision, record
 from tests.cluster.serving_setup import FakeAdmin, grpc_settings, make_ingress_server, make_serving
@@ -219,6 +220,16 @@ def test_a_request_without_predictions_says_so() -> None:
     assert "mode cost: it costs least; nothing was predicted" in text
     assert "what came true" not in text
     assert "what the engines reported" in text
+
+
+def test_how_much_roles_count_is_said_with_the_load_that_decided_it() -> None:
+    roles = RoleChoice(RoleUse.KEPT, 105.0, 102.8, 91.5)
+    text = " ".join(printed(record(attempt(why=msgspec.structs.replace(decision(), roles=roles)))).split())
+    assert (
+        "roles are kept: 105.0 requests/s come; with roles kept 102.8 would meet their aims, and 91.5 without roles"
+    ) in text
+    unknown = msgspec.structs.replace(decision(), roles=RoleChoice())
+    assert "roles are" not in printed(record(attempt(why=unknown)))
 
 
 def test_texts_of_clients_and_engines_are_no_markup() -> None:

@@ -211,17 +211,6 @@ def test_others_are_at_risk_by_the_mean_of_their_gaps_so_far_and_of_those_to_com
     assert penalty_s(step_s, 200.0) == pytest.approx(10 * (misses(0.8 * step_s + 0.2 * longer_s) - misses(step_s)))
 
 
-def test_an_engine_that_does_all_of_a_request_gets_its_part_of_all_prompts() -> None:
-    work = _work(num_decodes=10, num_context_tokens=10_000, prompt_share=0.2, mixed_share=0.5)
-    step_s = _STEPS.decode_step_s(11, 10_000 + _FACTS.num_tokens + _FACTS.num_output_tokens / 2)
-    for_pair, alone = (decode_cost(_FACTS, work, _STEPS, gets_its_part=whole) for whole in (False, True))
-    assert for_pair.step_s == pytest.approx(step_s / 0.8)
-    assert alone.step_s == pytest.approx(step_s / 0.5)
-    work.prompt_share = 0.6
-    more = decode_cost(_FACTS, work, _STEPS, gets_its_part=True)
-    assert more.step_s == pytest.approx(step_s / 0.4), "it has more already"
-
-
 def test_those_that_decode_beside_a_prompt_that_is_late_have_missed_their_aims_already() -> None:
     work = _work(num_decodes=10, num_context_tokens=10_000, queue_end_s=60.0)
     in_time, late = (RequestFacts(1024, 100, ttft_s, 0.006, 50.0) for ttft_s in (1e3, 1.0))

@@ -1,0 +1,147 @@
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.routing.costs.recent_load import RecentRates
+from cluster.routing.costs.steady_load import choose_role_use
+from cluster.routing.costs.step_prediction import StepPrediction
+from cluster.routing.decision import RoleChoice, RoleUse
+from cluster.routing.reported_work import EngineWork
+from tests.cluster.routing.cost_setup import COEFFICIENTS
+
+_STEPS = StepPrediction(COEFFICIENTS, COEFFICIENTS, COEFFICIENTS)
+_AIM_S = 0.02
+
+
+def _engine(slowness: float = 1.0, bytes_per_s: float = 0.0, max_num_seqs: int = 0, num_blocks: int = 0) -> EngineWork:
+    costs = [slowness * one for one in COEFFICIENTS]
+    return EngineWork(
+        ("engine", 1),
+        StepPrediction(costs, costs, costs),
+        kv_bytes_per_token=1e5,
+        most_bytes_per_s=bytes_per_s,
+        max_num_seqs=max_num_seqs,
+        num_blocks=num_blocks,
+    )
+
+
+def _offered(per_s: float, computed: float = 512, prompt: float = 2048, output: float = 128) -> RecentRates:
+    return RecentRates(per_s, per_s * computed, per_s * prompt, per_s * output)
+
+
+def _choose(offered: RecentRates, prefill: int = 1, decode: int = 1, itl_s: float = _AIM_S) -> RoleChoice:
+    return choose_role_use(offered, [_engine()] * prefill, [_engine()] * decode, itl_s)
+
+
+def _most(is_met: Callable[[float], bool]) -> float:
+    low, high = 0.0, 1e5
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_met(middle) else (low, middle)
+    return low
+
+
+def _itl_s(per_s: float, added_s: float, output: float, context: float) -> float:
+    """Iterate Little's law from an empty engine: as many decode as come in the time of an answer."""
+    itl_s = _STEPS.decode_step_s(0, 0)
+    for _ in range(5000):
+        num_decodes = per_s * output * itl_s
+        share = per_s * added_s
+        if share >= 1 or itl_s > 1:
+            return math.inf
+        itl_s = _STEPS.decode_step_s(num_decodes, num_decodes * context) / (1 - share)
+    return itl_s
+
+
+@pytest.mark.parametrize("output", [16.0, 128.0, 1000.0])
+def test_the_most_that_engines_decode_is_where_littles_law_gives_the_aim(output: float) -> None:
+    found = _choose(_offered(1.0, output=output), prefill=1000)
+    most = _most(lambda per_s: _itl_s(per_s, 0.0, output, 2048 + output / 2) <= 0.97 * _AIM_S)
+    assert found.kept_per_s == pytest.approx(most, rel=0.01)
+
+
+@pytest.mark.parametrize("computed", [128.0, 512.0, 2048.0])
+def test_without_roles_prompts_lengthen_the_steps_of_those_that_decode(computed: float) -> None:
+    found = _choose(_offered(1.0, computed), decode=2)
+    aim_s, context = 0.9 * _AIM_S, 2048 + 64.0
+    each, before = found.ignored_per_s / 3, 2048 - computed
+    num_decodes = each * 128 * aim_s
+    size = min(2048, 8 * computed)
+    steps = _STEPS.prefill_steps(size, before, num_decodes, num_decodes * context, 2048)
+    added_s = steps.added_s * computed / size
+    assert _itl_s(0.99 * each, added_s, 128, context) < aim_s < _itl_s(1.01 * each, added_s, 128, context)
+
+
+def test_with_roles_prompts_are_computed_one_after_the_other() -> None:
+    found = _choose(_offered(1.0, 2048, 2048), prefill=2, decode=1000)
+    assert found.kept_per_s == pytest.approx(2 / _STEPS.prefill_steps(2048, 0, 0, 0, 2048).seconds)
+
+
+def test_what_an_engine_cannot_send_it_need_not_compute() -> None:
+    narrow = choose_role_use(_offered(1.0), [_engine(bytes_per_s=1e6)], [_engine()] * 9, _AIM_S)
+    assert narrow.kept_per_s == pytest.approx(1e6 / (512 * 1e5)), "what is cached is not sent"
+    wide = choose_role_use(_offered(1.0), [_engine(bytes_per_s=1e12)], [_engine()] * 9, _AIM_S)
+    assert wide == _choose(_offered(1.0), decode=9), "as one that was not measured"
+
+
+@pytest.mark.parametrize("limit", [{"max_num_seqs": 4}, {"num_blocks": 4 * (2048 + 64) // 16}])
+def test_a_batch_may_be_full_before_the_aim_is_missed(limit: dict[str, int]) -> None:
+    found = choose_role_use(_offered(1.0), [_engine()] * 100, [_engine(**limit)], _AIM_S)
+    assert found.kept_per_s == pytest.approx(4 / (128 * _STEPS.decode_step_s(4, 4 * (2048 + 64))), rel=0.01)
+
+
+def test_a_slow_engine_does_less() -> None:
+    even = _choose(_offered(1.0), decode=2)
+    slow = choose_role_use(_offered(1.0), [_engine()], [_engine(), _engine(slowness=2.0)], _AIM_S)
+    assert slow.ignored_per_s < 0.9 * even.ignored_per_s
+    many = choose_role_use(_offered(1.0), [_engine()] * 100, [_engine(), _engine(slowness=2.0)], _AIM_S)
+    assert many.kept_per_s < 0.8 * _choose(_offered(1.0), prefill=100, decode=2).kept_per_s
+
+
+@pytest.mark.parametrize(
+    ("computed", "prompt", "output", "itl_s", "better"),
+    [
+        pytest.param(512, 2048, 100, 0.01, RoleUse.KEPT, id="a tight aim leaves no room for prompts"),
+        pytest.param(512, 2048, 100, 0.03, RoleUse.IGNORED, id="a wide aim leaves room for them"),
+        pytest.param(2048, 2048, 16, 0.02, RoleUse.IGNORED, id="the engine for prompts has all of the work"),
+        pytest.param(64, 64, 500, 0.02, RoleUse.IGNORED, id="the engine that decodes has all of the work"),
+    ],
+)
+def test_the_better_state_is_chosen_where_only_it_meets_the_aims(
+    computed: float, prompt: float, output: float, itl_s: float, better: RoleUse
+) -> None:
+    def choose(per_s: float) -> RoleChoice:
+        return _choose(_offered(per_s, computed, prompt, output), itl_s=itl_s)
+
+    both = {RoleUse.KEPT: choose(1.0).kept_per_s, RoleUse.IGNORED: choose(1.0).ignored_per_s}
+    assert max(both, key=both.__getitem__) is better
+    uses = [choose(part * both[better]).use for part in (0.2, 1.0, 4.0)]
+    assert uses == [RoleUse.WEIGHED, better, RoleUse.WEIGHED], "below what both do, between, and above both"
+
+
+def test_without_a_load_nothing_is_chosen() -> None:
+    assert choose_role_use(RecentRates(), [_engine()], [_engine()], _AIM_S) == RoleChoice()
+
+
+def test_an_aim_that_not_even_one_request_meets_is_no_reason_for_either_state() -> None:
+    found = _choose(_offered(5.0), itl_s=1e-4)
+    assert (found.use, found.kept_per_s, found.ignored_per_s) == (RoleUse.WEIGHED, 0.0, 0.0)
+
+
+_AMOUNTS = st.floats(0, 1e12, allow_subnormal=False)
+
+
+@given(
+    st.tuples(st.floats(1e-3, 1e9), _AMOUNTS, _AMOUNTS, _AMOUNTS),
+    st.floats(1e-6, 100),
+    st.integers(1, 4),
+    st.integers(0, 512),
+)
+def test_any_load_has_an_answer(rates: tuple[float, float, float, float], aim_s: float, count: int, most: int) -> None:
+    engines = [_engine(max_num_seqs=most, num_blocks=most)] * count
+    found = choose_role_use(RecentRates(*rates), engines, engines, aim_s)
+    assert 0 <= found.kept_per_s < math.inf
+    assert 0 <= found.ignored_per_s < math.inf
