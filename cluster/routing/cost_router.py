@@ -146,7 +146,8 @@ class CostRouter:
             roles = fleet.role_choice(facts.itl_s, facts.now_s)
             compared = _compare(fleet, facts, cached, _draw(again), roles.use)
             current = self._placement_of(again, fleet, facts, compared, Route(here[0] if here[1:] else None, here[-1]))
-            placements = [current, *self._placements(again, facts, compared)]
+            others = list(self._placements(again, facts, compared))
+            placements = [current, *(with_roles_kept(others, facts) if roles.use is RoleUse.KEPT else others)]
         best = better_elsewhere(current, placements)
         if best is None:
             return None

@@ -2,7 +2,7 @@
 
 It is what was sent to engines, by this ingress and by the others, which announce what they send. Each request counts
 less as time goes by, and so does the time in which none came: sums over the decayed time are averages, from the first
-second on.
+second on, and from the first second of a load that comes after a quiet time.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ _MEMORY_S: Final = 5.0
 """The time over which the load is averaged."""
 _MIN_REQUESTS: Final = 4.0
 """Fewer requests than this within the time tell nothing of the next ones."""
+_QUIET_S: Final = 2.0
+"""A load that comes after so long without any request is a new one: the quiet time does not count."""
 
 
 class RecentRates(msgspec.Struct, frozen=True):
@@ -49,7 +51,8 @@ class RecentLoad:
 
     def __init__(self) -> None:
         """Know of no request yet."""
-        self._at_s: float | None = None
+        self._noted_s = -math.inf
+        self._at_s = 0.0
         self._time_s = self._requests = self._computed = self._prompts = self._outputs = 0.0
 
     def note(self, sent: SentWork, now_s: float) -> None:
@@ -57,6 +60,10 @@ class RecentLoad:
 
         now_s: the time, which never goes back
         """
+        if now_s - self._noted_s > _QUIET_S:
+            self._at_s = now_s
+            self._time_s = self._requests = self._computed = self._prompts = self._outputs = 0.0
+        self._noted_s = now_s
         self._forget(now_s)
         if sent.num_context_tokens or sent.consumer is not None:
             self._computed += sent.num_computed_tokens
@@ -74,8 +81,6 @@ class RecentLoad:
         return RecentRates(*(one / self._time_s for one in sums))
 
     def _forget(self, now_s: float) -> None:
-        if self._at_s is None:
-            self._at_s = now_s
         if now_s <= self._at_s:
             return
         kept = math.exp((self._at_s - now_s) / _MEMORY_S)

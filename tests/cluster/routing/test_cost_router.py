@@ -582,6 +582,26 @@ def test_where_only_roles_meet_the_aims_a_request_keeps_to_them_though_another_p
     assert cluster.ids(wanted[2]) == (None, "decode-0"), "its first token would be late"
 
 
+@pytest.mark.parametrize("per_s", [0, 12], ids=["weighed", "kept"])
+def test_a_prompt_that_waits_stays_at_its_role_while_roles_are_kept(per_s: int) -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    _send_for_some_time(cluster, per_s, 512, 0.008, 64)
+    cluster.clock.now_s += 0.4
+    prefill, decode = cluster.engines
+    cluster.engines = [prefill]
+    now_s = cluster.clock()
+    waiting = [replace(request(2000, 64), slo=Slo(ttft_s=1.0, itl_s=0.008), arrival_time_s=now_s) for _ in range(4)]
+    for one in waiting:
+        cluster.send(one)
+    cluster.engines = [prefill, decode]
+    found = reroute(cluster, waiting[-1])
+    if per_s:
+        assert found is None, "its first token comes in time where it is"
+    else:
+        assert found is not None
+        assert (found.prefill, found.decode) == (None, decode)
+
+
 def test_where_roles_do_not_meet_the_aims_each_engine_gets_its_part_of_everything() -> None:
     cluster = Cluster(engine("prefill-0"), engine("decode-0"))
     _send_for_some_time(cluster, 5, 2048, 0.03)

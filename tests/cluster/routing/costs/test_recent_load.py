@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from actors.core.outputs.sent_work import SentWork
@@ -31,6 +33,14 @@ def test_what_came_before_is_forgotten() -> None:
     assert 10 + 90 * 0.3 < load.rates(25.0).num_requests < 10 + 90 * 0.4, "exp(-1) of it is left"
     _offer(load, 10.0, 25.0, 60.0, _ALONE)
     assert load.rates(60.0).num_requests == pytest.approx(10.0, rel=0.1)
+
+
+def test_a_load_that_comes_after_a_quiet_time_is_known_from_its_first_second_on() -> None:
+    load = RecentLoad()
+    _offer(load, 10.0, 0.0, 20.0, _ALONE)
+    assert load.rates(22.5).num_requests == pytest.approx(10 * math.exp(-0.5), rel=0.1)
+    _offer(load, 40.0, 22.5, 23.5, _ALONE)
+    assert load.rates(23.5).num_requests == pytest.approx(40.0, rel=0.02)
 
 
 def test_a_few_requests_tell_nothing() -> None:
