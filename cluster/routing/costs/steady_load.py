@@ -14,6 +14,7 @@ the steps) of the time. The largest r is the one at which the ITL is the aim.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable
 from typing import Final
 
@@ -37,6 +38,8 @@ roles some requests meet more prompts than others."""
 _NUM_ROUNDS: Final = 6
 _MANY_PROMPTS: Final = 8
 """So many prompts at most share a step."""
+_MAX_KINDS: Final = 16
+"""Engines of so many different speeds and limits are looked at; a further one does as much as these do on average."""
 _FEW_S: Final = 1e-9
 
 
@@ -79,13 +82,16 @@ def choose_role_use(
     )
     # Engines of one kind have equal predictions.
     known: dict[object, _Rates] = {}
+    average: _Rates | None = None
     prompts = decodes = alone = 0.0
     for is_prefill, works in ((True, prefill), (False, decode)):
         for work in works:
             assert work.prediction is not None, "the fleet is sure"
             kind = work.prediction.coefficients, work.max_num_batched_tokens, _most_decodes(sizes, work)
             rates = known.get(kind)
-            if rates is None:
+            if rates is None and len(known) >= _MAX_KINDS:
+                rates = average = average or _average(list(known.values()))
+            elif rates is None:
                 rates = known[kind] = _rates(sizes, work, work.prediction, itl_s)
             alone += rates.alone
             if is_prefill:
@@ -99,6 +105,13 @@ def choose_role_use(
     elif alone > _MIN_GAIN * kept and _BEGINS * kept < rate < _MOST_IGNORED * alone:
         use = RoleUse.IGNORED
     return RoleChoice(use, rate, kept, alone)
+
+
+def _average(rates: list[_Rates]) -> _Rates:
+    prompts, decodes, alone = (
+        statistics.fmean(each) for each in zip(*((one.prompts, one.decodes, one.alone) for one in rates), strict=True)
+    )
+    return _Rates(prompts, decodes, alone)
 
 
 def _sent_per_s(sizes: _Sizes, work: EngineWork) -> float:

@@ -122,6 +122,30 @@ def test_the_better_state_is_chosen_where_only_it_meets_the_aims(
     assert uses == [RoleUse.WEIGHED, better, RoleUse.WEIGHED], "below what both do, between, and above both"
 
 
+def test_any_number_of_different_engines_costs_as_much_as_a_few() -> None:
+    calls = 0
+
+    class Counted(StepPrediction):
+        def decode_step_s(self, num_decodes: float, num_context_tokens: float) -> float:
+            nonlocal calls
+            calls += 1
+            return super().decode_step_s(num_decodes, num_context_tokens)
+
+    def choose(count: int) -> RoleChoice:
+        engines = [_engine(1 + number / 1000) for number in range(count)]
+        for one in engines:
+            costs = [float(cost) for cost in one.prediction.coefficients[0]] if one.prediction else []
+            one.prediction = Counted(costs, costs, costs)
+        return choose_role_use(_offered(1.0), engines, engines, _AIM_S)
+
+    few = choose(16)
+    calls_of_few, calls = calls, 0
+    many = choose(160)
+    assert calls == calls_of_few
+    assert many.kept_per_s == pytest.approx(10 * few.kept_per_s), "each does as much as the first ones on average"
+    assert many.ignored_per_s == pytest.approx(10 * few.ignored_per_s)
+
+
 def test_without_a_load_nothing_is_chosen() -> None:
     assert choose_role_use(RecentRates(), [_engine()], [_engine()], _AIM_S) == RoleChoice()
 
