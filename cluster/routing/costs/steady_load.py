@@ -26,7 +26,7 @@ from cluster.routing.decision import RoleChoice, RoleUse
 from cluster.routing.reported_work import EngineWork
 
 _MIN_GAIN: Final = 1.03
-"""One state has to be better by this factor. The equations are right within about 5 %."""
+"""One state has to be better by this factor. Most figures of the equations are right within 3 %."""
 _BEGINS: Final = 0.6
 """From this part of what the worse state can do, the better one is kept: below that both meet the aims."""
 _MOST_KEPT, _MOST_IGNORED = 1.5, 1.15
