@@ -52,8 +52,7 @@ class RecentLoad:
     def __init__(self) -> None:
         """Know of no request yet."""
         self._noted_s = -math.inf
-        self._at_s = 0.0
-        self._time_s = self._requests = self._computed = self._prompts = self._outputs = 0.0
+        self._begin(0.0)
 
     def note(self, sent: SentWork, now_s: float) -> None:
         """Take in what was sent to one engine. Prompts whose vectors are wanted do not count.
@@ -61,12 +60,12 @@ class RecentLoad:
         now_s: the time, which never goes back
         """
         if now_s - self._noted_s > _QUIET_S:
-            self._at_s = now_s
-            self._time_s = self._requests = self._computed = self._prompts = self._outputs = 0.0
+            self._begin(now_s)
         self._noted_s = now_s
         self._forget(now_s)
         if sent.num_context_tokens or sent.consumer is not None:
             self._computed += sent.num_computed_tokens
+            self._handoffs += sent.consumer is not None
         if sent.num_context_tokens:
             self._requests += 1
             self._prompts += sent.num_context_tokens
@@ -75,10 +74,15 @@ class RecentLoad:
     def rates(self, now_s: float) -> RecentRates:
         """Return the averages; nothing if there were too few requests to tell."""
         self._forget(now_s)
-        if self._time_s <= 0 or self._requests < _MIN_REQUESTS:
+        # Engines of one kind may compute prompts for those of another kind only.
+        if self._time_s <= 0 or max(self._requests, self._handoffs) < _MIN_REQUESTS:
             return RecentRates()
         sums = (self._requests, self._computed, self._prompts, self._outputs)
         return RecentRates(*(one / self._time_s for one in sums))
+
+    def _begin(self, now_s: float) -> None:
+        self._at_s = now_s
+        self._time_s = self._requests = self._handoffs = self._computed = self._prompts = self._outputs = 0.0
 
     def _forget(self, now_s: float) -> None:
         if now_s <= self._at_s:
@@ -86,5 +90,6 @@ class RecentLoad:
         kept = math.exp((self._at_s - now_s) / _MEMORY_S)
         self._at_s = now_s
         self._time_s = kept * self._time_s + _MEMORY_S * (1 - kept)
-        self._requests, self._computed = kept * self._requests, kept * self._computed
+        self._requests, self._handoffs = kept * self._requests, kept * self._handoffs
+        self._computed = kept * self._computed
         self._prompts, self._outputs = kept * self._prompts, kept * self._outputs

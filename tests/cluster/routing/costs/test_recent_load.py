@@ -62,5 +62,14 @@ def test_prompts_whose_vectors_are_wanted_are_no_part_of_it() -> None:
     assert rates.num_computed_tokens == pytest.approx(100 * rates.num_requests)
 
 
+def test_engines_that_compute_prompts_may_be_of_another_kind_than_those_that_decode() -> None:
+    prefill, decode = RecentLoad(), RecentLoad()
+    _offer(prefill, 20.0, 0.0, 1.0, _PAIR[0])
+    _offer(decode, 20.0, 0.0, 1.0, _PAIR[1])
+    rates = prefill.rates(1.0) + decode.rates(1.0)
+    assert rates.num_requests == pytest.approx(20.0, rel=0.02)
+    assert rates.num_computed_tokens == pytest.approx(100 * rates.num_requests)
+
+
 def test_loads_of_two_kinds_of_engines_are_summed() -> None:
     assert RecentRates(1, 2, 3, 4) + RecentRates(10, 20, 30, 40) == RecentRates(11, 22, 33, 44)
