@@ -10,7 +10,8 @@ same requests:
 A cell is a shape of requests. At first the rate is found at which the better of `disaggregate` and `aggregate` just
 meets the aims: 5 times the time to the first token and 3 times the time between tokens of an idle cluster, the latter
 held against a request's mean (its time per output token, as goodput is defined by vLLM's and DistServe's benchmarks):
-one longest gap of a hundred tells of this machine's other processes, not of the way that was chosen. Then each repeat
+one longest gap of a hundred tells of this machine's other processes, not of the way that was chosen. A rate that was
+found must be good a second time, or it is lowered. Then each repeat
 measures the requests per second that meet both aims, at this rate, in all three clusters; a burst measures output
 tokens per second. A second round throttles the links of KV.
 
@@ -42,7 +43,7 @@ from rich.console import Console
 from rich.table import Table
 
 from actors.costs.cost_keeper import CACHE_VARIABLE
-from benchmarks.server_runs import RAYPD, bench, highest_good_rate, percentile_s, serving
+from benchmarks.server_runs import RAYPD, bench, confirmed_rate, highest_good_rate, percentile_s, serving
 from cluster.bench.pairs import MIN_PAIRS, compare
 
 ARMS: Final = ("cost", "disaggregate", "aggregate")
@@ -166,11 +167,14 @@ def run(
             urls = {arm: stack.enter_context(serving(partial(clusters.command, arm, None))).url for arm in ARMS[1:]}
             for _, group in itertools.groupby(missing, key=lambda cell: cell.prompts):
                 alike = list(group)
-                load = _calibrate(alike[0], urls, kept, console, requests)
-                if load.rate == 0.0:
-                    console.print(f"{load}: left out, since neither arm meets the aims at any rate", soft_wrap=True)
-                    continue
-                with serving(partial(clusters.command, "cost", load)) as cost:
+                known = kept.calibrations.get(alike[0].prompts)
+                aims = known or _aims(alike[0], urls["aggregate"])
+                with serving(partial(clusters.command, "cost", aims)) as cost:
+                    # All three are up when the rate is looked for, as an idle cluster takes processor time, too.
+                    load = known or _calibrate(alike[0], aims, urls, kept, console, requests)
+                    if load.rate == 0.0:
+                        console.print(f"{load}: left out, since neither arm meets the aims at any rate", soft_wrap=True)
+                        continue
                     # The other two have served the requests of the calibration by now.
                     warm_up = replace(alike[0], load="rate")
                     _offer(warm_up, cost.url, load, number=_WARM_UP, num_requests=requests)
@@ -268,13 +272,16 @@ def _offer(cell: Cell, url: str, load: Calibration, *, number: int, num_requests
     return bench(url, cell.seed(number), num_requests, *cell.lengths, *cell.options, *rate)
 
 
-def _calibrate(cell: Cell, urls: Mapping[str, str], kept: Kept, console: Console, num_requests: int) -> Calibration:
-    """Return the aims, and the rate at which the better of the two arms just meets them; urls: by arm"""
-    if cell.prompts in kept.calibrations:
-        return kept.calibrations[cell.prompts]
-    idle = bench(urls["aggregate"], cell.seed(_IDLE), 6, *cell.lengths, *cell.options, "--max-concurrency", "1")
-    aims = Calibration(cell.prompts, 0.0, _TTFT_AIM * percentile_s(idle, "ttft"), _ITL_AIM * percentile_s(idle, "itl"))
+def _aims(cell: Cell, url: str) -> Calibration:
+    """Return the aims by what an idle cluster takes, with no rate yet."""
+    idle = bench(url, cell.seed(_IDLE), 6, *cell.lengths, *cell.options, "--max-concurrency", "1")
+    return Calibration(cell.prompts, 0.0, _TTFT_AIM * percentile_s(idle, "ttft"), _ITL_AIM * percentile_s(idle, "itl"))
 
+
+def _calibrate(
+    cell: Cell, aims: Calibration, urls: Mapping[str, str], kept: Kept, console: Console, num_requests: int
+) -> Calibration:
+    """Return the aims, and the rate at which the better of the two arms just meets them; urls: by arm"""
     probes = itertools.count(_FIRST_PROBE)
 
     def share_at(url: str, rate: float) -> float:
@@ -283,7 +290,8 @@ def _calibrate(cell: Cell, urls: Mapping[str, str], kept: Kept, console: Console
         return float(found["goodput"]["share"])
 
     rates = {arm: highest_good_rate(partial(share_at, url)) for arm, url in urls.items()}
-    found = replace(aims, rate=max(rates.values()))
+    better = max(rates, key=rates.__getitem__)
+    found = replace(aims, rate=confirmed_rate(partial(share_at, urls[better]), rates[better]))
     kept.add(found)
     console.print(f"{found} (rates: {rates})", soft_wrap=True)
     return found

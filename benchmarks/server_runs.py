@@ -109,3 +109,16 @@ def highest_good_rate(share_at: Callable[[float], float], *, first: float = 1.0,
         else:
             bad = middle
     return good
+
+
+def confirmed_rate(share_at: Callable[[float], float], rate: float) -> float:
+    """Return the rate, lowered by tenths of it until a further measurement finds it good; 0 if none above 1/8 is.
+
+    The highest of several rates that were good once is one with luck.
+    """
+    lowest = rate
+    while lowest >= _LOWEST_RATE:
+        if share_at(lowest) >= _GOOD_SHARE:
+            return lowest
+        lowest *= 0.9
+    return 0.0
