@@ -49,11 +49,14 @@ _MAX_WEIGHT_OF_ERROR: Final = 0.5
 """Errors above this count less, in inverse proportion (Huber): a step that waited for the machine is no evidence."""
 _PRIOR_WEIGHT: Final = 4.0
 """The weight of an earlier model's prediction at each shape of _PRIOR_SHAPES, in steps."""
-_RIDGES: Final = {"step": 1e-9, "decode_context_token": 1e-5, "prefill_context_token": 1e-5}
+_RIDGES: Final = {"step": 1e-9, "decode_context_token": 1e-5, "prefill_context_token": 1e-5, "prefill_pair": 0.1}
 _RIDGE: Final = np.array([_RIDGES.get(name, 1e-6) for name in FEATURES])
 """Small for the constant, which so gets what the steps do not tell apart, and largest for the context. One request more
 is believed to cost little as long as an engine has decoded single requests only. An engine that is believed to be quick
-gets requests, and is soon known; one that is believed to be slow would get none, and the error would stay."""
+gets requests, and is soon known; one that is believed to be slow would get none, and the error would stay. Pairs of a
+query and a key are blamed only where prompts of several lengths show it clearly: with prompts of one length, steps that
+were measured on a quieter machine look like it, too, and a prompt that is four times as long seems to take ten times as
+long. Where pairs are half of a step, such a ridge takes a tenth off their coefficient at most (docs/decisions/0065)."""
 _PRIOR_SHAPES: Final = (
     *(
         StepShape(num_decodes, num_decodes, num_decodes * context)
