@@ -67,6 +67,8 @@ class EngineGroup(Generic[EngineT]):
             [role.generates for role in roles],
             [True] * len(roles),
         ]
+        self.are_both = [role is EngineRole.BOTH for role in roles]
+        self.prefer_prompts = [role is EngineRole.PREFILL for role in roles]
         self.ranks = [engine.descriptor.handoff_rank for engine in engines]
 
     def update(self, index: int, usual: RequestFacts) -> None:

@@ -85,6 +85,7 @@ class Compared(Generic[EngineT]):
         self._source = _fetch_source(fleet, group, cached)
         self._prompts: dict[int, PromptCost] = {}
         self._decodings: dict[tuple[int, float], DecodeCost] = {}
+        self._soonest_s: float | None = None
         self.coming_s = 0.0
         """The time until those have begun to decode here whose prompts are being computed elsewhere."""
 
@@ -117,7 +118,7 @@ class Compared(Generic[EngineT]):
             num_cached,
             fetch,
             coming_s=self._coming_s(index),
-            prefers_prompts=self._role_of(index) is EngineRole.PREFILL,
+            prefers_prompts=self.group.prefer_prompts[index] and not self._ignores_roles,
             ignores_roles=self._ignores_roles,
         )
         return cost
@@ -138,23 +139,22 @@ class Compared(Generic[EngineT]):
             num_cached,
             begins_in_s=begins_in_s,
             coming_s=coming_s,
-            prefers_prompts=self._role_of(index) is EngineRole.PREFILL,
+            prefers_prompts=self.group.prefer_prompts[index] and not self._ignores_roles,
             ignores_roles=self._ignores_roles,
         )
         return cost
 
     def _coming_s(self, index: int) -> float:
         # Engines that do both would swing if reports are late: each looks empty to those who come behind a queue.
-        if self._role_of(index) is EngineRole.BOTH:
+        if self._ignores_roles or self.group.are_both[index]:
             return 0.0
         return max(self.coming_s, self.group.works[index].wait_s(self._facts.now_s))
 
-    def _role_of(self, index: int) -> EngineRole:
-        return EngineRole.BOTH if self._ignores_roles else self.group.engines[index].descriptor.role
-
     def soonest_s(self) -> float:
         """Return the time until the prompt is computed at the engine of those for pairs that has it first."""
-        return min((self.prompt(index).ends_in_s for index in self.prefill), default=0.0)
+        if self._soonest_s is None:
+            self._soonest_s = min([self.prompt(index).ends_in_s for index in self.prefill], default=0.0)
+        return self._soonest_s
 
 
 def _fetch_source(

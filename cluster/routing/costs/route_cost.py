@@ -319,8 +319,11 @@ def delay_of_others_s(prompt: PromptCost, decode: DecodeCost) -> float:
 
 def handoff_bytes(facts: RequestFacts, producer: EngineWork, num_cached_at_decode: int) -> float:
     """Return the bytes that a handoff moves: the KV that the decode engine lacks, and the recurrent state."""
-    num_tokens = max(facts.num_tokens - num_cached_at_decode, 0)
-    return num_tokens * producer.kv_bytes_per_token + _state_bytes(producer)
+    return _kv_bytes(facts, producer, num_cached_at_decode) + _state_bytes(producer)
+
+
+def _kv_bytes(facts: RequestFacts, producer: EngineWork, num_cached_at_decode: int) -> float:
+    return max(facts.num_tokens - num_cached_at_decode, 0) * producer.kv_bytes_per_token
 
 
 def _state_bytes(work: EngineWork) -> float:
@@ -335,9 +338,12 @@ def exposed_transfer_s(facts: RequestFacts, prompt: PromptCost, decode: DecodeCo
     last.
     """
     work, consumer = prompt.work, decode.work.key[0]
-    link, state_bytes = work.link_to(consumer), _state_bytes(work)
-    num_bytes = handoff_bytes(facts, work, decode.num_cached_tokens) - state_bytes
-    own_s, state_s, hidden_s = num_bytes / link.bytes_per_s, state_bytes / link.bytes_per_s, prompt.exposed_from_s
+    link, num_bytes = work.link_to(consumer), _kv_bytes(facts, work, decode.num_cached_tokens)
+    own_s, state_s, hidden_s = (
+        num_bytes / link.bytes_per_s,
+        _state_bytes(work) / link.bytes_per_s,
+        prompt.exposed_from_s,
+    )
     after_queue_s = work.sent_in_s(consumer, num_bytes) - prompt.wait_s - hidden_s
     return link.round_trip_s + max(own_s * prompt.last_part, own_s - hidden_s, after_queue_s) + state_s
 

@@ -54,6 +54,8 @@ class CachedPrefix(Mapping[EngineKey, int]):
 
     def length_of(self, engine: EngineKey) -> int:
         """Return how much an engine has; 0 if it has nothing."""
+        if not self._levels:
+            return 0
         slot = self._slots.get(engine, 0)
         return next((length for length, bits in self._levels if bits & slot), 0)
 
