@@ -54,6 +54,8 @@ _NUM_PREFIXES: Final = 4
 _IDLE, _WARM_UP, _FIRST_PROBE = 900, 901, 902
 """Numbers of a cell's runs that are no repeats."""
 _TTFT_AIM, _ITL_AIM = 5.0, 3.0
+_RATE_LASTS_S: Final = 8.0
+"""The requests of a rate come within this time, or longer. Those of a high rate would be a burst otherwise."""
 _LEAST_RATIO, _LEAST_MEAN, _MOST_ITL = 0.95, 0.98, 0.7
 _LONG_PROMPT: Final = 1024
 """The times between tokens are compared for prompts of at least this many tokens."""
@@ -150,7 +152,7 @@ def run(
     only: Annotated[list[str] | None, typer.Option(help="Measure only cells whose names contain one of these.")] = None,
     model: Annotated[Path | None, typer.Option(help="Checkpoint; default: the demo model.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of each cell; at least 5 for intervals.")] = MIN_PAIRS,
-    requests: Annotated[int, typer.Option(min=4, help="Requests of a run.")] = 32,
+    requests: Annotated[int, typer.Option(min=4, help="Requests of a burst, and the fewest of a rate.")] = 32,
     throttled_mib_per_s: Annotated[float, typer.Option(help="Bandwidth of a throttled link: a tenth of yours.")] = 100,
 ) -> None:
     """Measure the cells that the file of results lacks, and print the table."""
@@ -267,6 +269,8 @@ def _measure(
 
 
 def _offer(cell: Cell, url: str, load: Calibration, *, number: int, num_requests: int) -> dict[str, Any]:
+    if cell.load == "rate":
+        num_requests = max(num_requests, round(load.rate * _RATE_LASTS_S))
     aims = f"ttft={load.ttft_aim_s * 1e3:.3f}ms,tpot={load.itl_aim_s * 1e3:.3f}ms"
     rate = [] if cell.load == "burst" else ["--request-rate", str(load.rate), "--slo", aims]
     return bench(url, cell.seed(number), num_requests, *cell.lengths, *cell.options, *rate)

@@ -90,6 +90,20 @@ def test_arms_get_the_same_prompts_and_no_cluster_gets_any_twice(
     assert all(seeds[arm].issuperset(repeats) for arm in ARMS)
 
 
+@pytest.mark.parametrize(
+    ("name", "rate", "num_requests"),
+    [("64x128 random rate", 47.0, 376), ("64x128 random rate", 1.5, 32), ("64x128 random burst", 47.0, 32)],
+)
+def test_a_high_rate_lasts_for_seconds(
+    name: str, rate: float, num_requests: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(never_worse, "bench", lambda url, seed, num, *options: sent.append(num))
+    [cell] = [one for one in all_cells() if one.name == name]
+    never_worse._offer(cell, "", Calibration(cell.prompts, rate, 0.1, 0.02), number=0, num_requests=32)
+    assert sent == [num_requests]
+
+
 def results_of(cell: str, figures: dict[str, float], itl_s: dict[str, float]) -> list[Result]:
     return [Result(cell, repeat, arm, figures[arm], itl_s[arm]) for repeat in range(5) for arm in ARMS]
 
