@@ -339,11 +339,8 @@ def exposed_transfer_s(facts: RequestFacts, prompt: PromptCost, decode: DecodeCo
     """
     work, consumer = prompt.work, decode.work.key[0]
     link, num_bytes = work.link_to(consumer), _kv_bytes(facts, work, decode.num_cached_tokens)
-    own_s, state_s, hidden_s = (
-        num_bytes / link.bytes_per_s,
-        _state_bytes(work) / link.bytes_per_s,
-        prompt.exposed_from_s,
-    )
+    own_s, state_s = num_bytes / link.bytes_per_s, _state_bytes(work) / link.bytes_per_s
+    hidden_s = prompt.exposed_from_s
     after_queue_s = work.sent_in_s(consumer, num_bytes) - prompt.wait_s - hidden_s
     return link.round_trip_s + max(own_s * prompt.last_part, own_s - hidden_s, after_queue_s) + state_s
 
