@@ -56,7 +56,7 @@ is believed to cost little as long as an engine has decoded single requests only
 gets requests, and is soon known; one that is believed to be slow would get none, and the error would stay. Pairs of a
 query and a key are blamed only where prompts of several lengths show it clearly: with prompts of one length, steps that
 were measured on a quieter machine look like it, too, and a prompt that is four times as long seems to take ten times as
-long. Where pairs are half of a step, such a ridge takes a tenth off their coefficient at most (docs/decisions/0065)."""
+long. With a GPU's tables the ridge takes 16 % off a pair, and 1 % off steps (docs/decisions/0065)."""
 _PRIOR_SHAPES: Final = (
     *(
         StepShape(num_decodes, num_decodes, num_decodes * context)
