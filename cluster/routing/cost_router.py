@@ -123,7 +123,7 @@ class CostRouter:
         cached = self._pairs.find_cached(request)
         self._pairs.count_lookup(cached)
         facts, draw = self._facts(request), _draw(request)
-        roles = fleet.role_choice(facts.itl_s, facts.now_s)
+        roles = fleet.role_choice(facts.itl_s, facts.ttft_s, facts.now_s)
         placements = list(self._placements(request, facts, _compare(fleet, facts, cached, draw, roles.use)))
         compared = with_roles_kept(placements, facts) if roles.use is RoleUse.KEPT else placements
         chosen, reason = draw_placement(compared, draw)
@@ -143,7 +143,7 @@ class CostRouter:
         cached, facts = known.but_for(started.lengths), self._facts(again)
         here = [fleet.engine_of(key) for key in started.engines]
         with self._book.without(started.engines, waiting_id):
-            roles = fleet.role_choice(facts.itl_s, facts.now_s)
+            roles = fleet.role_choice(facts.itl_s, facts.ttft_s, facts.now_s)
             compared = _compare(fleet, facts, cached, _draw(again), roles.use)
             current = self._placement_of(again, fleet, facts, compared, Route(here[0] if here[1:] else None, here[-1]))
             others = list(self._placements(again, facts, compared))

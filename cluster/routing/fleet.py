@@ -114,7 +114,7 @@ class Fleet(Generic[EngineT]):
         """
         self.usual = usual
         self._book = book
-        self._role_choices: dict[float, RoleChoice] = {}
+        self._role_choices: dict[tuple[float, float | None], RoleChoice] = {}
         self._choices_from_s = -math.inf
         self._unsure: set[EngineKey] = set()
         by_kind: dict[object, list[EngineT]] = {}
@@ -143,8 +143,8 @@ class Fleet(Generic[EngineT]):
                 self.positions[engine.descriptor.key] = group, index
                 self.update(group.works[index])
 
-    def role_choice(self, itl_s: float | None, now_s: float) -> RoleChoice:
-        """Return how much roles count for requests with this aim for the time between tokens; None: they have none.
+    def role_choice(self, itl_s: float | None, ttft_s: float | None, now_s: float) -> RoleChoice:
+        """Return how much roles count for requests with these aims; None: they have none.
 
         Roles are weighed where one engine has none: it can do any part of any request.
         """
@@ -154,12 +154,13 @@ class Fleet(Generic[EngineT]):
         if not 0 <= now_s - self._choices_from_s < _CHOICE_LASTS_S:
             self._choices_from_s = now_s
             self._role_choices.clear()
-        if (known := self._role_choices.get(itl_s)) is not None:
+        aims = itl_s, ttft_s
+        if (known := self._role_choices.get(aims)) is not None:
             return known
         if len(self._role_choices) >= _MAX_AIMS:
             return RoleChoice()
         offered = self._book.offered(group.works[0].key for group in self.groups)
-        chosen = self._role_choices[itl_s] = choose_role_use(offered, prefill, decode, itl_s)
+        chosen = self._role_choices[aims] = choose_role_use(offered, prefill, decode, itl_s, ttft_s)
         return chosen
 
     def engine_of(self, key: EngineKey) -> EngineT:

@@ -604,10 +604,10 @@ def test_a_prompt_that_waits_stays_at_its_role_while_roles_are_kept(per_s: int) 
 
 def test_where_roles_do_not_meet_the_aims_each_engine_gets_its_part_of_everything() -> None:
     cluster = Cluster(engine("prefill-0"), engine("decode-0"))
-    _send_for_some_time(cluster, 5, 2048, 0.03)
+    _send_for_some_time(cluster, 30, 64, 0.02, 200)
     served = Counter[str]()
     for number in range(20):
-        wanted = replace(request(2048, 16), slo=Slo(ttft_s=1.0, itl_s=0.03))
+        wanted = replace(request(64, 200), slo=Slo(ttft_s=1.0, itl_s=0.02))
         route = cluster.send(wanted)
         assert route.reasons is not None
         roles = route.reasons.describe().roles
@@ -615,5 +615,5 @@ def test_where_roles_do_not_meet_the_aims_each_engine_gets_its_part_of_everythin
         assert roles.use is RoleUse.IGNORED, (number, roles)
         assert route.prefill is None
         served[route.decode.descriptor.engine_id] += 1
-        cluster.clock.now_s += 1 / 5
+        cluster.clock.now_s += 1 / 30
     assert min(served.values()) >= 8, served

@@ -105,11 +105,11 @@ def test_the_engine_that_the_arrays_find_cheapest_is_the_cheapest_one_by_one(
         assert set(chosen) <= set(able)
 
 
-def _offer(book: LoadBook, one: FakeEngine, clock: Clock, per_s: float, *, computed: float = 2048) -> None:
-    """Send requests to an engine for two seconds."""
+def _offer(book: LoadBook, one: FakeEngine, clock: Clock, per_s: float) -> None:
+    """Send requests with long answers to an engine for two seconds."""
     for number in range(round(2 * per_s)):
         clock.now_s += 1 / per_s
-        book.note_sent(one.descriptor, f"{clock.now_s} {number}", SentWork(computed, 0.01, 2048, num_output_tokens=16))
+        book.note_sent(one.descriptor, f"{clock.now_s} {number}", SentWork(512, 0.01, 2048, num_output_tokens=1000))
 
 
 def _loaded(*names: str) -> tuple[Fleet[FakeEngine], LoadBook, Clock, list[FakeEngine]]:
@@ -122,16 +122,16 @@ def _loaded(*names: str) -> tuple[Fleet[FakeEngine], LoadBook, Clock, list[FakeE
 
 def test_roles_count_as_the_load_of_the_last_seconds_says() -> None:
     fleet, book, clock, engines = _loaded("prefill-0", "decode-0")
-    assert fleet.role_choice(0.02, clock()) == RoleChoice(), "nothing came yet"
+    assert fleet.role_choice(0.03, None, clock()) == RoleChoice(), "nothing came yet"
     _offer(book, engines[1], clock, 5.0)
-    chosen = fleet.role_choice(0.02, clock())
-    assert chosen.use is RoleUse.IGNORED, "one engine cannot compute the prompts of both"
+    chosen = fleet.role_choice(0.03, None, clock())
+    assert chosen.use is RoleUse.IGNORED, "one engine cannot decode the answers of both"
     _offer(book, engines[1], clock, 100.0)
     clock.now_s -= 2
-    assert fleet.role_choice(0.02, clock.now_s) == chosen, "looked at twice a second"
-    assert fleet.role_choice(0.03, clock.now_s) != chosen, "for each aim"
+    assert fleet.role_choice(0.03, None, clock.now_s) == chosen, "looked at twice a second"
+    assert fleet.role_choice(0.04, None, clock.now_s) != chosen, "for each aim"
     clock.now_s += 2
-    assert fleet.role_choice(0.02, clock()).use is RoleUse.WEIGHED, "more than both can do"
+    assert fleet.role_choice(0.03, None, clock()).use is RoleUse.WEIGHED, "more than both can do"
 
 
 def test_roles_are_weighed_without_an_aim_and_where_an_engine_has_none() -> None:
@@ -143,12 +143,12 @@ def test_roles_are_weighed_without_an_aim_and_where_an_engine_has_none() -> None
     ):
         fleet, book, clock, engines = _loaded(*names)
         _offer(book, engines[1], clock, 8.0)
-        assert fleet.role_choice(itl_s, clock()) == RoleChoice()
+        assert fleet.role_choice(itl_s, None, clock()) == RoleChoice()
 
 
 def test_no_client_makes_an_ingress_look_at_any_number_of_aims() -> None:
     fleet, book, clock, engines = _loaded("prefill-0", "decode-0")
     _offer(book, engines[1], clock, 5.0)
-    found = [fleet.role_choice(0.02 + number / 1000, clock()).use for number in range(100)]
+    found = [fleet.role_choice(0.03 + number / 1000, None, clock()).use for number in range(100)]
     assert set(found[:16]) == {RoleUse.IGNORED}
     assert set(found[16:]) == {RoleUse.WEIGHED}
