@@ -31,7 +31,7 @@ from cluster.routing.decision import RoleChoice, RoleUse
 from cluster.routing.reported_work import EngineWork
 
 _MIN_GAIN: Final = 1.03
-"""One state has to be better by this factor. Most figures of the equations are right within 3 %."""
+"""One state has to be better by this factor. The equations err by more, but by about as much for both states."""
 _BEGINS: Final = 0.6
 """From this part of what the worse state can do, the better one is kept: below that both meet the aims."""
 _MOST_PROMPTS, _MOST_DECODES, _MOST_IGNORED = 3.0, 1.5, 1.15
