@@ -156,13 +156,13 @@ def _most_used(num_engines: int, room: float) -> float:
     """Return the part of the time that engines can compute prompts so that nine of ten begin in time.
 
     num_engines: they share a queue, as each prompt goes where it begins first
-    room:        how long a prompt may wait, in units of the time that one takes
+    room:        how long a prompt may wait, in units of the time that one takes; infinity without an aim
 
     The wait of a queue with random arrivals, equal durations and c servers, by Sakasegawa's approximation: a prompt
     waits with the probability u^(sqrt(2 (c + 1)) - 1), and then 1 / (2 c (1 - u)) on average, by an exponential law.
     """
-    if room <= 0:
-        return 0.0
+    if room <= 0 or math.isinf(room):
+        return float(room > 0)
     exponent = math.sqrt(2 * (num_engines + 1)) - 1
 
     def late(used: float) -> float:
