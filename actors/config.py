@@ -72,7 +72,7 @@ class ModelConfig(_Settings):
         "~/.cache; with an empty text nothing is kept.",
     )
     step_cost_warm_up_s: float = Field(
-        0.5,
+        1.0,
         ge=0,
         description="An engine that finds no file of what its steps take runs steps for about this many seconds first.",
     )

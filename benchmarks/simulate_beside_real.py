@@ -1,13 +1,13 @@
 """Does the simulator predict what raypd itself does on this machine?
 
 For each cluster (one engine; one prefill and one decode engine; two engines without roles) raypd serves three
-workloads, which `raypd bench` sends by HTTP. The first one is for fitting. The engines fit their cost models to it. Two
-further figures are fitted, which the models leave out: the time between an engine's steps (scheduling, messages), by
-which the median gap between tokens is longer than simulated, and the delay of clients (HTTP, tokenizing, sessions), by
-which the median first token comes later. The two other workloads are predicted: the arrivals that were really sent, the
-cost models and the two figures go into the simulator. A workload is sent several times, with the same prompts and
-arrivals, which gives the spread of the real figures; prefix caching is off, so that no repeat finds the prompts of an
-earlier one.
+workloads, which `raypd bench` sends by HTTP. The first one is for fitting. The engines fit their cost models to it, and
+save them in the files that `raypd simulate --cost-model` reads, which is what is simulated. Two further figures are
+fitted, which the models leave out: the time between an engine's steps (scheduling, messages), by which the median gap
+between tokens is longer than simulated, and the delay of clients (HTTP, tokenizing, sessions), by which the median
+first token comes later. The two other workloads are predicted: the arrivals that were really sent, the cost models and
+the two figures go into the simulator. A workload is sent several times, with the same prompts and arrivals, which gives
+the spread of the real figures; prefix caching is off, so that no repeat finds the prompts of an earlier one.
 
     python -m benchmarks.simulate_beside_real --results simulate_beside_real.jsonl
 
@@ -26,8 +26,8 @@ import json
 import math
 import socket
 import statistics
-import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -37,15 +37,13 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 import yaml
-from google.protobuf.json_format import Parse
 from rich.console import Console
 from rich.table import Table
 
 from actors.config import SchedulerConfig
 from actors.costs.step_cost_model import StepCostModel
-from actors.costs.step_shape import FEATURES
 from benchmarks.server_runs import RAYPD, bench, percentile_s, serving
-from cluster.api.protos.raypd.v1.admin_pb2 import GetStatusResponse
+from cluster.commands.plan.plan_inputs import read_cost_model
 from cluster.config import DEMO_MODEL
 from cluster.routing.decision import RoutingMode
 from cluster.routing.engine_connection import EngineRole
@@ -69,6 +67,8 @@ _LOAD: Final = 0.6
 _MIN_REQUESTS: Final = 24
 _BURST_REQUESTS: Final = 32
 """The requests that come at once, to find the rate."""
+_SAVED_WITHIN_S: Final = 32.0
+"""Engines save their models every 30 s, as far as what they learned lasts: what is simulated later is not of now."""
 _TTFT_AIM, _TPOT_AIM = 5.0, 3.0
 """The aims of goodput, as multiples of what an idle cluster takes."""
 
@@ -142,7 +142,7 @@ def run(
             port = _free_port()
             with serving(partial(command_of, Path(directory), cluster, port)) as server:
                 size = RunSize(requests, seconds)
-                beside = _Cluster(cluster, server.url, f"127.0.0.1:{port}", size, console)
+                beside = _Cluster(cluster, server.url, Path(directory), size, console)
                 beside.fit()
                 for shape, repeat in missing:
                     result = beside.measure(shape, repeat)
@@ -167,8 +167,9 @@ class RunSize:
 class _Cluster:
     """A cluster that is up, and what was fitted to it."""
 
-    def __init__(self, name: str, url: str, address: str, size: RunSize, console: Console) -> None:
-        self._name, self._url, self._address = name, url, address
+    def __init__(self, name: str, url: str, directory: Path, size: RunSize, console: Console) -> None:
+        """directory: where its engines save their cost models."""
+        self._name, self._url, self._directory = name, url, directory
         self._size, self._console = size, console
         self._loads: dict[Shape, Load] = {}
         self._models: dict[str, StepCostModel] = {}
@@ -177,7 +178,8 @@ class _Cluster:
     def fit(self) -> None:
         """Let the engines fit their models, and fit the time between steps and the delay of clients."""
         real = times_of(self._offer(FITTED, 0))
-        models = cost_models(self._address)
+        time.sleep(_SAVED_WITHIN_S)
+        models = cost_models(self._directory, self._name)
         between_s = median_gap_s(real) - median_gap_s(predict(self._name, models, real))
         self._models = {engine: with_longer_steps(model, max(0.0, between_s)) for engine, model in models.items()}
         simulated = predict(self._name, self._models, real)
@@ -236,14 +238,13 @@ def _gaps(gaps_s: Sequence[float]) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def cost_models(address: str) -> dict[str, StepCostModel]:
-    """Return the newest cost model of each engine of a cluster, by the engine's id."""
-    command = [RAYPD, "status", "--address", address, "--json"]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return {
-        engine.engine_id: StepCostModel(tuple(engine.step_costs.seconds_by_feature.get(name, 0.0) for name in FEATURES))
-        for engine in Parse(text, GetStatusResponse()).engines
-    }
+def cost_models(directory: Path, cluster: str) -> dict[str, StepCostModel]:
+    """Return the models that a cluster's engines have saved, by one engine of each role. Raises InvalidConfig."""
+    found = {}
+    for role in CLUSTERS[cluster]:
+        [path] = directory.glob(f"step-cost-*-{role}.json")
+        found[f"{role}-0"] = read_cost_model(path)
+    return found
 
 
 def with_longer_steps(model: StepCostModel, seconds: float) -> StepCostModel:

@@ -53,7 +53,7 @@ def plan_waves(config: SchedulerConfig, max_model_len: int, num_cache_tokens: in
     budget, few, many = config.max_num_batched_tokens, *(min(count, config.max_num_seqs) for count in _NUM_DECODES)
     quarter = max(1, budget // 4)
     waves = [
-        *([_SHORT], [_SHORT], [_SHORT] * few, [_SHORT] * few, [quarter], [quarter], [budget], [budget]),
+        *([_SHORT], [_SHORT], [_SHORT] * few, [_SHORT] * few, [quarter], [quarter], [budget], [2 * budget]),
         [_SHORT] * many,
         [*([_SHORT] * few), 3 * budget],
         [4 * budget],

@@ -42,9 +42,10 @@ class EngineCosts:
 
     def end_warm_up(self) -> None:
         """Note that the steps so far had no requests."""
-        self._num_warm_up_steps = self._fit.num_own_steps
-        if self._num_warm_up_steps and self._origin is CostOrigin.OWN_STEPS:
+        if self._fit.num_own_steps and self._origin is CostOrigin.OWN_STEPS:
             self._origin = CostOrigin.WARM_UP
+        self._fit.end_warm_up()
+        self._num_warm_up_steps = self._fit.num_own_steps
 
     def model(self) -> StepCostModel:
         """Return the model that fits all steps so far."""

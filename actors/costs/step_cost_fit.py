@@ -3,7 +3,9 @@
 The fit minimises relative errors: a decode step of 5 ms counts as much as a prefill step of 500 ms. Steps are sorted
 into buckets by their kind and their number of tokens, and each bucket forgets its old steps at the rate at which new
 ones come into it. So an engine that only decodes for an hour still knows what prefill costs. (Regimes, and the rates:
-recursive least squares with a forgetting factor, 0.98 as measured on step times of vLLM on GPUs.)
+recursive least squares with a forgetting factor, 0.98 as measured on step times of vLLM on GPUs.) The steps of a
+warm-up are not forgotten. They ran while the machine did nothing else, so they are taken to last longer by as much as
+the steps with requests do.
 
 A bucket keeps the sums of x x' and of x over its steps, where x are the features divided by the measured seconds: the
 ideal coefficients have the product 1 with each x. The coefficients are solved from the sums of all buckets.
@@ -48,7 +50,8 @@ than the sums."""
 _MAX_WEIGHT_OF_ERROR: Final = 0.5
 """Errors above this count less, in inverse proportion (Huber): a step that waited for the machine is no evidence."""
 _PRIOR_WEIGHT: Final = 4.0
-"""The weight of an earlier model's prediction at each shape of _PRIOR_SHAPES, in steps."""
+"""The weight of an earlier model's prediction at each shape of _PRIOR_SHAPES, and of a warm-up's steps of each kind and
+size together, in steps."""
 _RIDGES: Final = {"step": 1e-9, "decode_context_token": 1e-5, "prefill_context_token": 1e-5, "prefill_pair": 0.1}
 _RIDGE: Final = np.array([_RIDGES.get(name, 1e-6) for name in FEATURES])
 """Small for the constant, which so gets what the steps do not tell apart, and largest for the context. One request more
@@ -91,6 +94,13 @@ class _Bucket:
     num_steps: float = 0.0
     is_prior: bool = True
     followed: float = 1.0
+
+    def limit_weight(self, num_steps: float) -> None:
+        """Let the steps so far count as this many at most."""
+        part = min(1.0, num_steps / self.num_steps)
+        self.gram *= part
+        self.moment *= part
+        self.num_steps *= part
 
     def add(self, inputs: Floats, weights: Floats) -> None:
         """Add steps, the oldest first. inputs: [n, NUM_FEATURES], features / seconds; weights: [n]"""
@@ -190,6 +200,7 @@ class StepCostFit:
         It is believed for the kinds of steps that it knows. An engine that only decodes has a guess for prompts.
         """
         self._kinds = [_Kind(name) for name in KINDS]
+        self._warm_up: list[_Bucket] = []
         self._new: list[tuple[StepShape, float]] = []
         self._model: StepCostModel | None = None
         self._num_drifts = 0
@@ -207,9 +218,26 @@ class StepCostFit:
         if len(self._new) >= _BATCHES[self._num_steps >= _BATCHES[1]]:
             self._take_in()
 
+    def end_warm_up(self) -> None:
+        """Note that the steps so far ran while the machine did nothing else. Without effect if there was a prior.
+
+        They are what later steps are compared with, as a prior's predictions are.
+        """
+        if self._prior is not None:
+            return
+        self._take_in()
+        for number, kind in enumerate(self._kinds):
+            if kind.buckets:
+                self._warm_up.extend(kind.buckets.values())
+                self._kinds[number] = _Kind(kind.name, earlier=kind.residuals())
+        for bucket in self._warm_up:
+            bucket.limit_weight(_PRIOR_WEIGHT)
+        if self._warm_up:
+            self._prior = self._coefficients
+
     @property
     def num_own_steps(self) -> int:
-        """How many steps the fit has seen itself."""
+        """How many steps the fit has seen itself, without those of a warm-up that has ended."""
         return self._num_steps + len(self._new)
 
     def model(self) -> StepCostModel:
@@ -283,12 +311,13 @@ class StepCostFit:
         self._coefficients = self._solved()
 
     def _follow_prior(self) -> None:
-        """Believe that what is only known from the prior takes longer by as much as the engine's own steps do.
+        """Believe that what the prior or the warm-up says takes longer by as much as the engine's own steps do.
 
-        The prior was measured on another machine, or at another time. The factor is one to the prior itself: it goes up
-        and down with the engine's speed, and errors of it do not add up. It is that of the sums to which the
-        coefficients are fitted, so that a model that is saved and becomes a prior has both at one speed. Steps of kinds
-        that the prior does not know do not count: they say how wrong its guess was, and not how quick the engine is.
+        The prior was measured on another machine, or at another time, and the warm-up on a quiet machine. The factor is
+        one to the prior itself: it goes up and down with the engine's speed, and errors of it do not add up. It is that
+        of the sums to which the coefficients are fitted, so that a model that is saved and becomes a prior has both at
+        one speed. Steps of kinds that the prior does not know do not count: they say how wrong its guess was, and not
+        how quick the engine is.
         """
         if self._prior is None:
             return
@@ -301,17 +330,18 @@ class StepCostFit:
         squares = sum(float(self._prior @ one.gram @ self._prior) for one in own)
         if sums <= 0 or squares <= 0:
             return
-        for bucket in buckets:
-            if bucket.is_prior:
-                bucket.follow_to(sums / squares)
+        for bucket in (*self._warm_up, *(bucket for bucket in buckets if bucket.is_prior)):
+            bucket.follow_to(sums / squares)
 
     def _solved(self, *, lasts: bool = False) -> Floats:
         """Return the coefficients that fit all buckets. lasts: what they followed is undone"""
-        buckets = [bucket for kind in self._kinds for bucket in kind.buckets.values()]
+        own = [bucket for kind in self._kinds for bucket in kind.buckets.values()]
+        buckets = [*self._warm_up, *own]
         coefficients = np.zeros(NUM_FEATURES)
         if not buckets:
             return coefficients
-        undone = [bucket.followed if lasts and not bucket.is_prior else 1.0 for bucket in buckets]
+        undone = [bucket.followed if lasts and not bucket.is_prior else 1.0 for bucket in own]
+        undone = [1.0] * len(self._warm_up) + undone
         gram = np.sum([factor**2 * bucket.gram for factor, bucket in zip(undone, buckets, strict=True)], axis=0)
         moment = np.sum([factor * bucket.moment for factor, bucket in zip(undone, buckets, strict=True)], axis=0)
         # Features differ by powers of ten: solve for coefficients of features whose sums of squares are 1.

@@ -134,6 +134,37 @@ def test_prompts_of_one_length_do_not_make_longer_ones_seem_slow() -> None:
     assert 0.7 * 0.3 < sum(map(model.seconds, chunks)) < 1.2 * 0.3
 
 
+def test_what_only_a_warm_up_has_shown_takes_longer_under_load_as_the_other_steps_do() -> None:
+    # Measured on two cores: a warm-up, prompts of 256 tokens beside other work, and then others.
+    fit, rng = StepCostFit(), random.Random(10)
+    short, long = StepShape(64, 0, 0, 1, 0, 2048), StepShape(512, 0, 0, 1, 512, 393216)
+    warm_up = [
+        (StepShape(1, 1, 20), 0.0055),
+        (StepShape(16, 0, 0, 1, 0, 128), 0.007),
+        (StepShape(128, 0, 0, 1, 0, 8192), 0.0155),
+        (StepShape(512, 0, 0, 1, 0, 131072), 0.049),
+        (long, 0.072),
+    ]
+    loaded = [(StepShape(256, 0, 0, 1, 0, 32768), 0.0395), (StepShape(512, 0, 0, 2, 0, 65536), 0.071)]
+    for steps, num in ((warm_up, 20), (loaded, 300)):
+        for _ in range(num):
+            shape, seconds = rng.choice(steps)
+            fit.observe(shape, seconds * rng.lognormvariate(0, 0.05))
+        fit.end_warm_up()
+    for model in (fit.model(), fit.lasting_model()):
+        assert model.seconds(short) == pytest.approx(0.0155, rel=0.15)
+        assert model.seconds(long) == pytest.approx(0.101, rel=0.15)
+    # The machine is quiet again: what is not run follows.
+    for _ in range(300):
+        shape, seconds = rng.choice(loaded)
+        fit.observe(shape, 0.7 * seconds * rng.lognormvariate(0, 0.05))
+    assert fit.model().seconds(long) == pytest.approx(0.072, rel=0.15)
+    # Its own steps outweigh the warm-up's.
+    for _ in range(300):
+        fit.observe(long, 0.2 * rng.lognormvariate(0, 0.05))
+    assert fit.model().seconds(long) == pytest.approx(0.2, rel=0.1)
+
+
 def test_pairs_of_long_prompts_are_found() -> None:
     # Half of the time of the longest chunks is attention.
     chunks = [(chunk, before) for chunk in (512, 2048) for before in (0, 2048, 8192, 16384, 32768)]
