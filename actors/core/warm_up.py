@@ -47,13 +47,14 @@ class SteppedEngine(Protocol):
 def plan_waves(config: SchedulerConfig, max_model_len: int, num_cache_tokens: int) -> list[Wave]:
     """Return the waves for an engine: single prompts, decodes together, chunks after each other, chunks beside decodes.
 
+    A small chunk after two large ones tells what the tokens before a chunk cost from what its attention to them does.
     num_cache_tokens: tokens for which the KV cache has room
     """
     longest = min(max_model_len - _NUM_OUTPUT_TOKENS, num_cache_tokens // 2 - _NUM_OUTPUT_TOKENS)
     budget, few, many = config.max_num_batched_tokens, *(min(count, config.max_num_seqs) for count in _NUM_DECODES)
     quarter = max(1, budget // 4)
     waves = [
-        *([_SHORT], [_SHORT], [_SHORT] * few, [_SHORT] * few, [quarter], [quarter], [budget], [2 * budget]),
+        *([_SHORT], [_SHORT], [_SHORT] * few, [_SHORT] * few, [quarter], [quarter], [budget], [2 * budget + _SHORT]),
         [_SHORT] * many,
         [*([_SHORT] * few), 3 * budget],
         [4 * budget],

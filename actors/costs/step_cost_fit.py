@@ -52,14 +52,15 @@ _MAX_WEIGHT_OF_ERROR: Final = 0.5
 _PRIOR_WEIGHT: Final = 4.0
 """The weight of an earlier model's prediction at each shape of _PRIOR_SHAPES, and of a warm-up's steps of each kind and
 size together, in steps."""
-_RIDGES: Final = {"step": 1e-9, "decode_context_token": 1e-5, "prefill_context_token": 1e-5, "prefill_pair": 0.1}
+_RIDGES: Final = {"step": 1e-9, "decode_context_token": 1e-5, "prefill_context_token": 0.1, "prefill_pair": 0.1}
 _RIDGE: Final = np.array([_RIDGES.get(name, 1e-6) for name in FEATURES])
 """Small for the constant, which so gets what the steps do not tell apart, and largest for the context. One request more
 is believed to cost little as long as an engine has decoded single requests only. An engine that is believed to be quick
 gets requests, and is soon known; one that is believed to be slow would get none, and the error would stay. Pairs of a
 query and a key are blamed only where prompts of several lengths show it clearly: with prompts of one length, steps that
 were measured on a quieter machine look like it, too, and a prompt that is four times as long seems to take ten times as
-long. With a GPU's tables the ridge takes 16 % off a pair, and 1 % off steps (docs/decisions/0065)."""
+long. With a GPU's tables the ridge takes 16 % off a pair, and 1 % off steps (docs/decisions/0065). Tokens before a
+chunk have the same ridge, or they would be blamed for the pairs (docs/decisions/0067)."""
 _PRIOR_SHAPES: Final = (
     *(
         StepShape(num_decodes, num_decodes, num_decodes * context)

@@ -10,6 +10,7 @@ from actors.core.requests.request import EngineCoreRequest
 from actors.core.warm_up import num_wave_tokens, plan_waves, run_waves
 from actors.costs.engine_costs import EngineCosts
 from actors.costs.step_cost_model import CostOrigin
+from actors.costs.step_shape import StepShape
 from actors.engine_core import EngineCore
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_scheduler
 from tests.actors.core.fakes import FakeWorker
@@ -40,6 +41,16 @@ def test_the_waves_show_every_kind_of_step_and_leave_no_request() -> None:
     assert model.origin is CostOrigin.WARM_UP
     assert not core.scheduler.has_requests()
     core.scheduler.check_integrity()
+
+
+def test_a_full_chunk_and_a_small_one_come_after_others() -> None:
+    shapes: list[StepShape] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EngineCosts, "observe", lambda self, shape, seconds: shapes.append(shape))
+        run(limit_s=60.0, seconds_per_step=0.001)
+    alone = [shape for shape in shapes if shape.num_prefills == 1 and not shape.num_decodes]
+    assert StepShape(128, 0, 0, 1, 128, 128 * (128 + 64)) in alone
+    assert StepShape(16, 0, 0, 1, 256, 16 * (256 + 8)) in alone
 
 
 @pytest.mark.parametrize("limit_s", [0.25, 1.0, 2.0])

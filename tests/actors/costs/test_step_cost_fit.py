@@ -165,6 +165,24 @@ def test_what_only_a_warm_up_has_shown_takes_longer_under_load_as_the_other_step
     assert fit.model().seconds(long) == pytest.approx(0.2, rel=0.1)
 
 
+def test_tokens_before_a_chunk_are_not_blamed_for_the_attention_of_large_chunks() -> None:
+    # Else the bound of a step would leave hardly a token for the next chunk of a long prompt. Measured, as above.
+    fit, rng = StepCostFit(), random.Random(11)
+    small = StepShape(16, 0, 0, 1, 1024, 16 * 1032)
+    first, second = StepShape(512, 0, 0, 1, 0, 131072), StepShape(512, 0, 0, 1, 512, 393216)
+    warm_up = [(StepShape(16, 0, 0, 1, 0, 128), 0.007), (first, 0.049), (second, 0.072), (small, 0.0085)]
+    for steps, num in ((warm_up, 2), ([(first, 0.070), (second, 0.101)], 100)):
+        for _ in range(num):
+            for shape, seconds in steps:
+                fit.observe(shape, seconds * rng.lognormvariate(0, 0.05))
+        fit.end_warm_up()
+    model = fit.model()
+    assert model.seconds(second) == pytest.approx(0.101, rel=0.1)
+    before = StepShape(16, 0, 0, 1, 0, 128)
+    # It would be 0.062 s if the context were blamed for all that the second chunk takes longer.
+    assert model.seconds(small) - model.seconds(before) < 0.004
+
+
 def test_pairs_of_long_prompts_are_found() -> None:
     # Half of the time of the longest chunks is attention.
     chunks = [(chunk, before) for chunk in (512, 2048) for before in (0, 2048, 8192, 16384, 32768)]
