@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_TRIED_ROWS: Final = (1, 3, 4, 16, 17, 64, 256)
+_BLOCK_ROWS: Final = 32
+_TRIED_ROWS: Final = (1, 3, 4, 16, 17, _BLOCK_ROWS, 64, 256)
 """The numbers of rows that are compared with two rows."""
 _MAX_TRIED_OUTPUTS: Final = 4096
 """A trial's weight has no more rows than this, for the sake of time: the order of a sum depends on its length."""
@@ -31,8 +32,15 @@ class RowResults(enum.Enum):
     """Every number of rows gives a row the same bits."""
     INDEPENDENT_FROM_TWO = enum.auto()
     """A row alone is summed in another order; with two rows and more every row has the same bits."""
+    INDEPENDENT_IN_BLOCKS = enum.auto()
+    """Up to 32 rows every row has the same bits, and others with more: so it is with AMX tiles on some processors."""
     DEPENDENT = enum.auto()
     """The number of rows changes a row's bits."""
+
+    @property
+    def most_rows(self) -> int | None:
+        """The most rows to compute at once, so that their number does not matter; None: any number."""
+        return _BLOCK_ROWS if self is RowResults.INDEPENDENT_IN_BLOCKS else None
 
 
 def reorder_weight(weight: Tensor) -> Tensor:
@@ -113,7 +121,9 @@ def try_rows(
     ]
     if not differing:
         return RowResults.INDEPENDENT
-    return RowResults.INDEPENDENT_FROM_TWO if differing == [1] else RowResults.DEPENDENT
+    if differing == [1]:
+        return RowResults.INDEPENDENT_FROM_TWO
+    return RowResults.INDEPENDENT_IN_BLOCKS if min(differing) > _BLOCK_ROWS else RowResults.DEPENDENT
 
 
 def _drawn() -> torch.Generator:

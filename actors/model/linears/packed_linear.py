@@ -18,21 +18,33 @@ class PackedProduct:
     """Multiplies by one weight with oneDNN's operator, and adds a bias."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, *, pairs_single_rows: bool, is_reordered: bool = True
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        pairs_single_rows: bool,
+        most_rows: int | None = None,
+        is_reordered: bool = True,
     ) -> None:
         """Take a weight, [out_features, in_features], and a bias, [out_features].
 
         pairs_single_rows: compute a row that comes alone twice, since two rows are summed in another order than one
+        most_rows: compute more rows in blocks of this many, since more would be summed in another order
         is_reordered: compute with a copy in oneDNN's order, and do not keep the plain weight; otherwise the plain
             weight, which has to be contiguous, is read where it is
         """
         self._weight = onednn.reorder_weight(weight) if is_reordered else weight.detach()
         self._bias = None if bias is None else bias.detach()
         self._pairs_single_rows = pairs_single_rows
+        self._most_rows = most_rows
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Compute [..., in_features] -> [..., out_features], contiguous."""
         num_rows = inputs.numel() // inputs.shape[-1]
+        if self._most_rows is not None and num_rows > self._most_rows:
+            blocks = torch.split(inputs.reshape(num_rows, -1), self._most_rows)
+            outputs = torch.cat([onednn.multiply(block, self._weight, self._bias) for block in blocks])
+            return outputs.view(*inputs.shape[:-1], -1)
         if self._pairs_single_rows and num_rows == 1:
             pair = inputs.reshape(1, -1).expand(2, -1)
             return onednn.multiply(pair, self._weight, self._bias)[:1].view(*inputs.shape[:-1], -1)

@@ -175,7 +175,12 @@ def _pack_group(
         return
     inputs = _drawn_inputs(weight)
     expected = functional.linear(inputs, weight, bias)
-    product = PackedProduct(weight, bias, pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO)
+    product = PackedProduct(
+        weight,
+        bias,
+        pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO,
+        most_rows=results.most_rows,
+    )
     if not onednn.is_close(product(inputs), expected):
         logger.warning("a linear layer is not packed: its product was wrong", extra={"layer": group[0].names[0]})
         report.num_plain += len(group)
@@ -202,6 +207,7 @@ def _take_operator(model: nn.Module, found: FoundLayer, trials: _RowTrials, repo
         layer.weight,
         layer.bias,
         pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO,
+        most_rows=results.most_rows,
         is_reordered=False,
     )
     inputs = _drawn_inputs(layer.weight)

@@ -95,6 +95,7 @@ def test_a_row_alone_and_among_others_has_the_same_bits(
         weight,
         bias if has_bias else None,
         pairs_single_rows=results is RowResults.INDEPENDENT_FROM_TWO,
+        most_rows=results.most_rows,
         is_reordered=is_reordered,
     )
     inputs = torch.randn(256, in_features).to(dtype)
@@ -111,9 +112,11 @@ def test_a_row_alone_and_among_others_has_the_same_bits(
     [
         (lambda num_rows: False, RowResults.INDEPENDENT),
         (lambda num_rows: num_rows == 1, RowResults.INDEPENDENT_FROM_TWO),
-        (lambda num_rows: num_rows >= 64, RowResults.DEPENDENT),
+        (lambda num_rows: num_rows > 32, RowResults.INDEPENDENT_IN_BLOCKS),
+        (lambda num_rows: num_rows >= 32, RowResults.DEPENDENT),
+        (lambda num_rows: num_rows in (1, 64), RowResults.DEPENDENT),
     ],
-    ids=["never", "one row", "many rows"],
+    ids=["never", "one row", "many rows", "a block of rows", "one row and many"],
 )
 def test_a_sum_in_another_order_is_seen(
     is_other: Callable[[int], bool], expected: RowResults, monkeypatch: pytest.MonkeyPatch

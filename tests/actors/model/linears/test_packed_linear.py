@@ -107,6 +107,26 @@ def test_few_numbers_of_rows_are_computed_since_code_is_generated_for_each(monke
     assert computed[:33] == list(range(33))
 
 
+def test_no_more_rows_are_computed_at_once_than_a_block_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    bias = torch.randn(len(WEIGHT), generator=torch.Generator().manual_seed(5))
+    product, multiply = PackedProduct(WEIGHT, bias, pairs_single_rows=False, most_rows=32), onednn.multiply
+
+    def count(inputs: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
+        computed.append(inputs.numel() // inputs.shape[-1])
+        return multiply(inputs, reordered, bias)
+
+    monkeypatch.setattr(onednn, "multiply", count)
+    inputs = torch.randn(2, 100, 6, generator=torch.Generator().manual_seed(4))
+    for num_rows, blocks in ((0, [0]), (1, [2]), (16, [32]), (17, [32, 2]), (100, [32] * 6 + [8])):
+        computed.clear()
+        outputs = product(inputs[:, :num_rows])
+        assert outputs.shape == (2, num_rows, len(WEIGHT))
+        assert outputs.is_contiguous()
+        assert torch.allclose(outputs, functional.linear(inputs[:, :num_rows], WEIGHT, bias), atol=1e-5)
+        assert computed == blocks
+
+
 def test_a_single_row_that_is_computed_twice_keeps_its_shape() -> None:
     product = PackedProduct(WEIGHT, None, pairs_single_rows=True)
 
