@@ -186,24 +186,20 @@ def test_a_shape_whose_rows_depend_on_the_batch_is_left_plain(
         assert torch.allclose(logits_of(loaded, num_tokens), expected[:num_tokens], atol=1e-4)
 
 
-def test_prompts_are_computed_in_blocks_of_rows_where_more_would_be_summed_in_another_order(
-    checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(onednn, "try_rows", lambda *shape, has_bias, is_reordered: RowResults.INDEPENDENT_IN_BLOCKS)
-    loaded, num_rows, multiply = load(checkpoint("llama")), list[int](), onednn.multiply
-
-    def counting(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        num_rows.append(inputs.numel() // inputs.shape[-1])
-        return multiply(inputs, weight, bias)
-
-    monkeypatch.setattr(onednn, "multiply", counting)
-    logits_of(loaded, num_tokens=40)
-    assert set(num_rows) == {32, 8}
-
-
-@pytest.mark.parametrize(("results", "least"), [(RowResults.INDEPENDENT, 1), (RowResults.INDEPENDENT_FROM_TWO, 2)])
-def test_a_row_that_comes_alone_is_computed_twice_where_two_are_summed_in_another_order(
-    results: RowResults, least: int, checkpoint: CheckpointOf, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("results", "num_tokens", "expected"),
+    [
+        (RowResults.INDEPENDENT, 1, {1}),
+        (RowResults.INDEPENDENT_FROM_TWO, 1, {2}),
+        (RowResults.INDEPENDENT_IN_BLOCKS, 40, {32, 8}),
+    ],
+)
+def test_rows_are_computed_in_numbers_that_are_summed_in_one_order(
+    results: RowResults,
+    num_tokens: int,
+    expected: set[int],
+    checkpoint: CheckpointOf,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(onednn, "try_rows", lambda *shape, has_bias, is_reordered: results)
     loaded, num_rows, multiply = load(checkpoint("llama")), list[int](), onednn.multiply
@@ -213,8 +209,8 @@ def test_a_row_that_comes_alone_is_computed_twice_where_two_are_summed_in_anothe
         return multiply(inputs, weight, bias)
 
     monkeypatch.setattr(onednn, "multiply", counting)
-    logits_of(loaded, num_tokens=1)
-    assert set(num_rows) == {least}
+    logits_of(loaded, num_tokens=num_tokens)
+    assert set(num_rows) == expected
 
 
 def test_each_shape_is_tried_once_with_a_bias_and_once_without(monkeypatch: pytest.MonkeyPatch) -> None:
