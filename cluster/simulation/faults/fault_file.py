@@ -144,8 +144,12 @@ def read_fault_file(path: Path) -> FaultPlan:
         raise InvalidConfig(source, [f"it cannot be read: {error.strerror}"]) from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         raise InvalidConfig(source, [f"it is not YAML: {error}"]) from error
+    if values is not None and not isinstance(values, dict):
+        keys = ", ".join(FaultPlan.model_fields)
+        kind = type(values).__name__
+        raise InvalidConfig(source, [f"the file: Input should be a mapping with any of {keys}, and is a {kind}"])
     try:
-        return FaultPlan.model_validate({} if values is None else values)
+        return FaultPlan.model_validate(values or {})
     except ValidationError as error:
         mistakes = [f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in error.errors()]
         raise InvalidConfig(source, mistakes) from error

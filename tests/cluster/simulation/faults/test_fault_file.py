@@ -90,7 +90,7 @@ def test_engines_that_the_cluster_does_not_have_are_named(tmp_path: Path) -> Non
         ("faults: [{kill: {engine: a, at_s: 1}, stop: {engine: a, at_s: 1, until_s: 2}}]", "name one of kill"),
         ("faults: 5", "faults: Input should be"),
         ("stats: {interval_s: 0}", "stats.interval_s: Input should be greater than 0"),
-        ("- 1", "the file: Input should be"),
+        ("- 1", "the file: Input should be a mapping with any of faults, stats, restart_s, and is a list"),
         ("faults: [", "it is not YAML"),
         (b"\xff", "it is not YAML"),
     ],
