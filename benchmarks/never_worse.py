@@ -199,6 +199,8 @@ class Clusters:
         has_roles = arm != "aggregate"
         settings: dict[str, object] = {
             "cache": {"kv_cache_memory_gib": 0.5},
+            # Engines hold cores: those of the cluster that starts first would have them, and the others none.
+            "parallel": {"cpu_binding": "none"},
             "prefill": group if has_roles else none,
             "decode": group if has_roles else none,
             "both": none if has_roles else {"count": 2, "num_cpus": 1},
