@@ -88,7 +88,10 @@ class EngineThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the engine has no request, from the request's submission on. Never out of date, unlike `stats`."""
+        """Whether the engine has no request, from the request's submission on. Never out of date, unlike `stats`.
+
+        It is False for the moments in which an engine without a request looks for work, too.
+        """
         # A submission changes these three values in the order in which they are read here, so at least one shows it.
         return not self._wake.is_set() and self._step_began_s is None and not self._stats.has_requests
 

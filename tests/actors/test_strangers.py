@@ -83,10 +83,11 @@ class Running:
         """Wait until the engine has no request, and return how many it has had."""
         async with asyncio.timeout(TIMEOUT_S):
             # An idle engine's thread looks for work now and then, and does not count as idle for that moment.
-            while not self.server.is_idle:  # noqa: ASYNC110  # another thread
+            while not self.server.is_idle or self.server.stats.load_report is None:  # noqa: ASYNC110  # another thread
                 await asyncio.sleep(0.01)
         load = self.server.stats_for(0).load_report
-        return 0 if load is None else load.num_taken_from_all
+        assert load is not None
+        return load.num_taken_from_all
 
     async def wait_refused(self, kind: str, count: int) -> None:
         """Until the engine's counters, as an ingress sees them, show so many messages of this kind."""
