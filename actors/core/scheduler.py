@@ -205,8 +205,7 @@ class Scheduler:
         self.remote.proceed(self._queues, now_s)
         step = self._begin_step(self.config.max_num_batched_tokens, now_s)
         self._running_scheduler.schedule_running(step)
-        if step.may_admit:
-            self._waiting_scheduler.schedule_waiting(step)
+        self._waiting_scheduler.schedule_waiting(step)
         for request in step.lacking_inputs:
             # The client submits the request anew, with the inputs of its images.
             error = "it would have to compute its images anew, which it was not given"

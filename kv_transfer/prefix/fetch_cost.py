@@ -81,6 +81,10 @@ class FetchCost:
         """Note how long a fetch that brought so many blocks took, from its start to its report."""
         self._fetch.observe(num_blocks, seconds)
 
+    def compute_s(self, num_tokens: int) -> float | None:
+        """Return the seconds in which so many tokens are computed; None before three steps."""
+        return self._compute.estimate(num_tokens)
+
     def is_worth_it(self, num_blocks: int, num_spared_tokens: int) -> bool:
         """Return whether to fetch the blocks rather than compute the tokens that the fetch spares."""
         if num_spared_tokens <= 0:

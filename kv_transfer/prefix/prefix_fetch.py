@@ -160,8 +160,11 @@ class PrefixFetches:
 
     def observe_steps(self, num_tokens: int, seconds: Sequence[float]) -> None:
         """Note how long steps took that computed so many tokens each, the oldest first."""
-        if self._max_fetches:
-            self._cost.observe_steps(num_tokens, seconds)
+        self._cost.observe_steps(num_tokens, seconds)
+
+    def compute_s(self, num_tokens: int) -> float | None:
+        """Return the seconds in which this engine computes so many tokens; None before it has observed three steps."""
+        return self._cost.compute_s(num_tokens)
 
     @property
     def has_orders(self) -> bool:

@@ -85,6 +85,10 @@ class PrefixSources:
         if self._fetches is not None:
             self._fetches.observe_steps(num_tokens, seconds)
 
+    def compute_s(self, num_tokens: int) -> float | None:
+        """Return the seconds in which this engine computes so many tokens, as steps have shown; None if unknown."""
+        return None if self._fetches is None else self._fetches.compute_s(num_tokens)
+
     @property
     def has_orders(self) -> bool:
         """Whether the next step's metadata has to begin, cancel or answer a load."""

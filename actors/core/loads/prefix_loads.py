@@ -81,6 +81,11 @@ class PrefixLoads:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._loads
 
+    def num_blocks_after(self, request_id: str) -> int | None:
+        """Return how many blocks of its prefix a request has after its load if all come; None: it loads none."""
+        load = self._loads.get(request_id)
+        return None if load is None else len(load.local) + load.num_blocks
+
     # -- loads of this engine's requests -------------------------------------------------------------------------
 
     def try_start(

@@ -38,6 +38,7 @@ from typing import Final
 
 from actors.core.blocks.block_pool import KVCacheBlock
 from actors.core.blocks.kv_cache_manager import KVCacheManager
+from actors.core.loads.arriving_prefixes import ArrivingPrefixes
 from actors.core.loads.embedding_transfers import EmbeddingTransfers
 from actors.core.loads.handoff_loads import HandoffLoads, LoadDecision
 from actors.core.loads.load_room import LoadRoom
@@ -97,6 +98,12 @@ class RemoteKV:
             loading=self._loading,
             room=room,
             timeout_s=transfers.config.prefix_load_timeout_s,
+        )
+        self.arriving = ArrivingPrefixes(
+            self.loading,
+            self._num_blocks_after_load,
+            kv_cache_manager.block_size,
+            (lambda _: None) if transfers.prefix_sources is None else transfers.prefix_sources.compute_s,
         )
         self._handoff_loads = HandoffLoads(
             transfers.connector,
@@ -160,6 +167,13 @@ class RemoteKV:
         """
         return self.prefix_loads.try_start(request, hit, queues, num_headroom_blocks, now_s)
 
+    def _num_blocks_after_load(self, request: Request) -> int:
+        """Return how many whole blocks a loading request will have whose hashes are those of its first tokens."""
+        if self._kv.states:
+            return 0  # Of a prefix on its way only the state at its end is kept, which others need not share.
+        known = self.prefix_loads.num_blocks_after(request.request_id)
+        return request.num_tokens // self._kv.block_size if known is None else known
+
     def release(self, request: Request, end: ProducerEnd, first_token_id: int | None = None) -> None:
         """Remove a finished request, and free its blocks once neither a link nor a store uses them."""
         self.blocked_producers.pop(request.request_id, None)
@@ -200,8 +214,8 @@ class RemoteKV:
             self._cancel_load(request_id)
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline of a load or of embeddings, in seconds by the engine's clock; None for none."""
-        deadlines = (self._loading.next_deadline(), self.embeddings.next_deadline())
+        """Return the earliest deadline of a load, of embeddings, or of a wait for a prefix, by the engine's clock."""
+        deadlines = (self._loading.next_deadline(), self.embeddings.next_deadline(), self.arriving.next_deadline())
         return min((deadline_s for deadline_s in deadlines if deadline_s is not None), default=None)
 
     def update(

@@ -129,6 +129,7 @@ class Request:
         "all_token_ids",
         "arrival_time",
         "attempt",
+        "awaits_prefix_since_s",
         "block_hashes",
         "cache_salt",
         "client_index",
@@ -216,6 +217,8 @@ class Request:
         self.num_preemptions = 0
         self.num_passed = 0
         """How many requests have got blocks while this request's load was set aside."""
+        self.awaits_prefix_since_s: float | None = None
+        """When it was first set aside since its prefix was on its way here (arriving_prefixes.py)."""
         self.num_prompt_tokens_computed = 0
         self.is_known_to_worker = False
         self.is_corrupted = False

@@ -62,6 +62,7 @@ class Step:
     new_block_ids: what a row gets beyond the blocks that the worker knows of
     preempted: the victims by request id, the first one first
     squeezing: loads whose blocks the running requests will need
+    awaiting_prefix: requests that were taken out of the queue, since their prefix is on its way here for others
     num_admitted: waiting requests that have got blocks
     lacking_inputs: requests with items whose encoder inputs this engine was not given; they have left their queues
     somebody_waits_for_blocks: a running request lacks blocks that are there when the steps under way are over
@@ -82,6 +83,7 @@ class Step:
     lacking_inputs: list[Request] = field(default_factory=list)
     is_load_limit_reached: bool = False
     squeezing: list[SqueezingLoad] = field(default_factory=list)
+    awaiting_prefix: list[Request] = field(default_factory=list)
     num_admitted: int = 0
     somebody_waits_for_blocks: bool = False
     num_prompt_tokens: int = 0
@@ -101,6 +103,11 @@ class Step:
         fenced and still named in the prefix cache, take what is free for its tail, and be preempted again, for ever.
         """
         return not self.somebody_waits_for_blocks and (self.is_empty or not self.preempted)
+
+    def has_prompts(self, rows: RunningRows) -> bool:
+        """Whether a part of a prompt is scheduled."""
+        requests = (rows.by_id[request_id] for request_id in self.num_scheduled_tokens)
+        return any(request.num_computed_tokens < request.num_prompt_tokens for request in requests)
 
     def take_steady(self, rows: np.ndarray) -> None:
         """Schedule one token of each of these rows. The token budget always suffices for one token per row."""

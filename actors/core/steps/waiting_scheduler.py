@@ -26,7 +26,8 @@ class WaitingScheduler:
 
     The first one that has no room stops the scan: nothing overtakes it, so it can't starve. Requests that wait for
     a peer are set aside and never stop the scan. At most max_num_seqs requests pass a load whose blocks are free, but
-    will be needed by the running requests.
+    will be needed by the running requests. Others pass a request whose prefix is on its way here
+    (arriving_prefixes.py), for a bounded time.
     """
 
     def __init__(
@@ -39,7 +40,14 @@ class WaitingScheduler:
         self._num_watermark_blocks = int(config.watermark * kv_cache_manager.block_pool.num_blocks)
 
     def schedule_waiting(self, step: Step) -> None:
-        """Admit requests in their order until the first that has no room."""
+        """Admit requests in their order until the first that has no room, if any may join."""
+        arriving = self._remote.arriving
+        arriving.begin_step()
+        if step.may_admit:
+            self._schedule_waiting(step)
+        arriving.end_step(step.now_s, has_prompts=step.has_prompts(self._queues.running))
+
+    def _schedule_waiting(self, step: Step) -> None:
         self._bring_back_loras(step)
         while (queue := self._next_queue(step)) is not None:
             request = queue.peek_request()
@@ -54,6 +62,8 @@ class WaitingScheduler:
         for load in step.squeezing:
             load.request.num_passed += step.num_admitted - load.num_admitted_before
             load.queue.restore_request(load.request)
+        for request in step.awaiting_prefix:
+            self._queues.waiting.restore_request(request)
 
     def _bring_back_loras(self, step: Step) -> None:
         queues = self._queues
@@ -155,6 +165,10 @@ class WaitingScheduler:
             self._queues.lora_waits.end(request)
             step.num_admitted += 1
             return True
+        if not has_blocks and self._awaits_prefix(request, len(hit), step):
+            queue.remove_request(request)
+            step.awaiting_prefix.append(request)
+            return True
         partial_hit = None if has_blocks else kv.find_partial_block(request, hit)
         if partial_hit is not None:
             num_hit_tokens += partial_hit.num_tokens
@@ -182,6 +196,13 @@ class WaitingScheduler:
             step.encoder.take(request, chosen, num_computed_tokens)
         step.take(request, num_new_tokens)
         return True
+
+    def _awaits_prefix(self, request: Request, num_hit_blocks: int, step: Step) -> bool:
+        """Whether a request that has not run yet lets others pass, since its prefix is on its way here."""
+        if request.scheduled_at_s is not None or not request.reads_prefix_cache:
+            return False
+        num_waiting = len(self._queues.waiting) + len(step.awaiting_prefix)
+        return self._remote.arriving.should_wait(request, num_hit_blocks, num_waiting, step.now_s)
 
     def _has_room(
         self, request: Request, hit: list[KVCacheBlock], partial_hit: PartialHit | None, num_new_tokens: int

@@ -121,6 +121,7 @@ def preempted_at_decode(max_chunk_bytes: int = 8 << 20) -> MigrationMachine:
         overlap=False,
         failure="recompute",
         bound=ChunkBound(None, "both"),
+        token_s=None,
     )
     machine = MigrationMachine()
     machine.start(replace(setup, num_blocks=30), setup, 4, max_chunk_bytes, num_state_blocks=2)

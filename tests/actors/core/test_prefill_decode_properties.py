@@ -26,6 +26,7 @@ from tests.actors.core.arrivals import CHUNK_BOUNDS
 from tests.actors.core.builders import BLOCK_SIZE, Clock, make_request, make_scheduler
 from tests.actors.core.chunk_bounds import ROLES, ChunkBound
 from tests.actors.core.fakes import reference_tokens
+from tests.actors.core.known_speed import KnownSpeed
 from tests.actors.core.simulated_engine import SimulatedEngine
 from tests.actors.core.simulated_link import (
     DEAD,
@@ -54,6 +55,7 @@ class Setup:
     overlap: bool
     failure: Any
     bound: ChunkBound
+    token_s: float | None
 
 
 SETUPS = st.builds(
@@ -68,6 +70,7 @@ SETUPS = st.builds(
     overlap=st.booleans(),
     failure=st.sampled_from(["recompute", "fail"]),
     bound=CHUNK_BOUNDS,
+    token_s=st.sampled_from([None, 1.0, 1.0]),
 )
 
 
@@ -147,7 +150,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
             enable_prefix_caching=setup.caching,
             overlap=setup.overlap,
             connector=SchedulerSide(config, BLOCK_SIZE),
-            prefix_sources=self.make_sources(is_producer=is_producer),
+            prefix_sources=self.make_sources(is_producer=is_producer) or KnownSpeed(setup.token_s),
             load_failure_policy=setup.failure,
             handoff_timeout_s=10.0,
             num_state_blocks=self.num_state_blocks,
@@ -160,7 +163,7 @@ class PrefillDecodeMachine(RuleBasedStateMachine):
         return engine
 
     def make_sources(self, *, is_producer: bool) -> PrefixSources | None:
-        """The places outside the engine where prefixes may be: none, in this machine."""
+        """The places outside the engine where prefixes may be: none, in this machine, which None stands for."""
         return None
 
     # -- requests ------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def _offered(per_s: float, num_requests: int, num_shared_blocks: int) -> Iterato
 @pytest.mark.parametrize(
     ("per_s", "num_shared_blocks", "itl_s", "bytes_per_s", "better"),
     [
-        pytest.param(50.0, 3, 0.0115, 1e10, RoutingMode.DISAGGREGATE, id="common prefixes and a tight aim"),
+        pytest.param(50.0, 3, 0.011, 1e10, RoutingMode.DISAGGREGATE, id="common prefixes and a tight aim"),
         pytest.param(18.0, 0, 0.03, 5e8, RoutingMode.AGGREGATE, id="long prompts and narrow links"),
     ],
 )
