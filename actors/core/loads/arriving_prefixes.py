@@ -22,10 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from actors.core.requests.block_hash import BlockHash
-from actors.core.requests.request import Request
+from actors.core.requests.request import PrefixWait, Request
 
 MAX_WAITING: Final = 64
-"""The most requests that wait for arriving prefixes in one step: each is taken out of its queue and put back."""
+"""The most requests that wait in one step: each is taken out of its queue and put back."""
 
 
 class ArrivingPrefixes:
@@ -48,7 +48,8 @@ class ArrivingPrefixes:
         self._num_blocks_of = num_blocks_of
         self._block_size = block_size
         self._compute_s = compute_s
-        self._num_waiting = 0
+        self.num_waiting = 0
+        """How many requests the newest step left waiting for a prefix."""
         self._without_prompts_since_s: float | None = None
         """Since when the engine has had no prompt to compute but those that wait here."""
         self._soonest_s = 0.0
@@ -56,32 +57,43 @@ class ArrivingPrefixes:
 
     def begin_step(self) -> None:
         """Count anew, as a step is put together, how many requests wait."""
-        self._num_waiting = 0
+        self.num_waiting = 0
         self._soonest_s = math.inf
 
-    def should_wait(self, request: Request, num_hit_blocks: int, num_waiting: int, now_s: float) -> bool:
+    def goes_on_waiting(self, request: Request, num_in_queue: int, now_s: float) -> bool:
+        """Return whether a request that waited before should do so in this step, too. Its prefix is not looked up.
+
+        num_in_queue: the requests that wait for their turn, this one included
+        """
+        wait = request.prefix_wait
+        return wait is not None and wait.load_id in self._loading and self._add(wait, num_in_queue, now_s)
+
+    def begins_to_wait(self, request: Request, num_hit_blocks: int, num_in_queue: int, now_s: float) -> bool:
         """Return whether a request whose turn has come should wait for a prefix on its way.
 
         num_hit_blocks: of its prompt, cached here
-        num_waiting:    the requests that wait for their turn, this one included
+        num_in_queue:   the requests that wait for their turn, this one included
         """
-        if not self._loading or self._num_waiting >= MAX_WAITING:
+        load_id, num_tokens = self._find(request, num_hit_blocks)
+        if not num_tokens or not (compute_s := self._compute_s(num_tokens)):
             return False
-        num_tokens = self._num_tokens(request, num_hit_blocks)
-        compute_s, since_s = num_tokens and self._compute_s(num_tokens), self._without_prompts_since_s
-        if not compute_s or (since_s is not None and now_s >= since_s + compute_s):
+        since_s = now_s if request.prefix_wait is None else request.prefix_wait.since_s
+        wait = request.prefix_wait = PrefixWait(load_id, compute_s, since_s)
+        return self._add(wait, num_in_queue, now_s)
+
+    def _add(self, wait: PrefixWait, num_in_queue: int, now_s: float) -> bool:
+        """Let a request wait in this step if it may."""
+        idle_s = 0.0 if self._without_prompts_since_s is None else now_s - self._without_prompts_since_s
+        has_waited_enough = now_s - wait.since_s >= wait.compute_s * num_in_queue or idle_s >= wait.compute_s
+        if has_waited_enough or self.num_waiting >= MAX_WAITING:
             return False
-        if request.awaits_prefix_since_s is None:
-            request.awaits_prefix_since_s = now_s
-        elif now_s >= request.awaits_prefix_since_s + compute_s * num_waiting:
-            return False
-        self._num_waiting += 1
-        self._soonest_s = min(self._soonest_s, compute_s)
+        self.num_waiting += 1
+        self._soonest_s = min(self._soonest_s, wait.compute_s)
         return True
 
     def end_step(self, now_s: float, *, has_prompts: bool) -> None:
         """Note whether the step computes any part of a prompt."""
-        if has_prompts or not self._num_waiting:
+        if has_prompts or not self.num_waiting:
             self._without_prompts_since_s = None
         elif self._without_prompts_since_s is None:
             self._without_prompts_since_s = now_s
@@ -90,19 +102,20 @@ class ArrivingPrefixes:
         """Return when a request has waited long enough, in seconds by the engine's clock; None if none waits idly."""
         return None if self._without_prompts_since_s is None else self._without_prompts_since_s + self._soonest_s
 
-    def _num_tokens(self, request: Request, num_hit_blocks: int) -> int:
-        """Return how many tokens behind its hit the loads bring. At least one token is computed for its logits."""
+    def _find(self, request: Request, num_hit_blocks: int) -> tuple[str, int]:
+        """Return the load that brings most behind a request's hit, and the tokens; 0 if none brings any.
+
+        At least one token of a prompt is computed, for its logits.
+        """
         hashes = request.block_hashes
         end = min((request.num_tokens - 1) // self._block_size, len(hashes))
-        if num_hit_blocks >= end:
-            return 0
-        most = num_hit_blocks
-        for other in self._loading.values():
+        load_id, most = "", num_hit_blocks
+        for other_id, other in self._loading.items() if num_hit_blocks < end else ():
             there = min(self._num_blocks_of(other), len(other.block_hashes), end)
             # A block's hash is that of all tokens up to its end.
             if there > most and other.block_hashes[most] == hashes[most]:
-                most = _num_common(hashes, other.block_hashes, most + 1, there)
-        return (most - num_hit_blocks) * self._block_size
+                load_id, most = other_id, _num_common(hashes, other.block_hashes, most + 1, there)
+        return load_id, (most - num_hit_blocks) * self._block_size
 
 
 def _num_common(one: Sequence[BlockHash], other: Sequence[BlockHash], least: int, most: int) -> int:

@@ -121,8 +121,12 @@ class RemoteKV:
         return self._loading.by_id
 
     def waits(self) -> dict[str, int]:
-        """Return how many requests wait for a decode engine's reservation, and for room for their load."""
-        return {"reservation": len(self.blocked_producers), "load": len(self.blocked_consumers)}
+        """Return how many requests wait for a decode engine's reservation, for room for their load, or for a prefix."""
+        return {
+            "reservation": len(self.blocked_producers),
+            "load": len(self.blocked_consumers),
+            "prefix": self.arriving.num_waiting,
+        }
 
     def _num_other_pinned_blocks(self) -> int:
         return self.prefix_loads.num_answered_blocks() + self.embeddings.num_blocks()

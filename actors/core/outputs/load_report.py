@@ -134,9 +134,11 @@ class LoadMeter:
         for request_id, request in requests.items():
             if request_id in rows:
                 if request.num_computed_tokens < request.num_prompt_tokens:
-                    tokens.note_computing(request)
+                    tokens.note_coming(request)
                 continue
-            if request_id not in loading:
+            if request_id in loading:
+                tokens.note_coming(request)
+            else:
                 tokens.add(request)
                 # Who has waited for KV, and has got it, has a slot.
                 num_slots += not request.num_computed_tokens

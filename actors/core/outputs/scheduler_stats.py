@@ -18,10 +18,10 @@ from kv_transfer.link_load import LinkLoads
 from kv_transfer.message_ranges import MAX_KINDS, Clock, Count, Total, Word
 from kv_transfer.transfer_stats import TransferStats
 
-WAIT_REASONS: Final = ("reservation", "load", "batch", "grammar", "adapter", "adapter_slot")
+WAIT_REASONS: Final = ("reservation", "load", "prefix", "batch", "grammar", "adapter", "adapter_slot")
 """Waiting requests wait for these, in this order: the decode engine's blocks for the KV that they will hand over, room
-for a load, the batch once their KV has arrived, their grammar, their adapter's weights, and its slot in the batch. All
-others wait for their turn."""
+for a load, a prefix on its way to another request, the batch once their KV has arrived, their grammar, their adapter's
+weights, and its slot in the batch. All others wait for their turn."""
 
 
 @dataclass(slots=True)

@@ -23,8 +23,9 @@ class WaitingTokens:
     """The tokens of waiting prompts that will be computed, for one moment.
 
     A prefix counts once: it is cached already, or cached by the time at which the prompt's turn comes, since a request
-    before it computes it. So requests are added in the order in which they have arrived. Once _MAX_HASHES block hashes
-    have been taken in, further prompts are taken to share as much as those that were looked up.
+    before it computes it, or has its KV loaded (arriving_prefixes.py). So requests are added in the order in which they
+    have arrived. Once _MAX_HASHES block hashes have been taken in, further prompts are taken to share as much as those
+    that were looked up.
     """
 
     def __init__(self, blocks: CachedBlocks | None, block_size: int) -> None:
@@ -49,8 +50,8 @@ class WaitingTokens:
         part = num_to_compute / self._num_looked_up if self._num_looked_up else 1.0
         return num_to_compute + round(part * self._num_others)
 
-    def note_computing(self, request: Request) -> None:
-        """Take in a running request whose prompt is being computed: its blocks will be cached."""
+    def note_coming(self, request: Request) -> None:
+        """Take in a request whose prompt is being computed, or comes from elsewhere: its blocks will be cached."""
         if self._blocks is not None and len(self._coming) < _MAX_HASHES:
             self._coming.update(request.block_hashes[:_MAX_HASHES])
 

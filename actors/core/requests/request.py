@@ -110,6 +110,20 @@ class StatusChange:
     at_s: Clock
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixWait:
+    """A request's wait for a prefix that is on its way to its engine for another request (loads/arriving_prefixes.py).
+
+    load_id:   the other request
+    compute_s: the seconds in which this engine would compute the prefix
+    since_s:   when the request waited for one first, by the engine's clock
+    """
+
+    load_id: str
+    compute_s: float
+    since_s: float
+
+
 class Request:
     """A request in the scheduler. Only the scheduler and its parts change it.
 
@@ -129,7 +143,6 @@ class Request:
         "all_token_ids",
         "arrival_time",
         "attempt",
-        "awaits_prefix_since_s",
         "block_hashes",
         "cache_salt",
         "client_index",
@@ -151,6 +164,7 @@ class Request:
         "num_prompt_tokens_computed",
         "pooling_params",
         "prefix_source",
+        "prefix_wait",
         "priority",
         "prompt_embeds",
         "prompt_token_ids",
@@ -217,8 +231,8 @@ class Request:
         self.num_preemptions = 0
         self.num_passed = 0
         """How many requests have got blocks while this request's load was set aside."""
-        self.awaits_prefix_since_s: float | None = None
-        """When it was first set aside since its prefix was on its way here (arriving_prefixes.py)."""
+        self.prefix_wait: PrefixWait | None = None
+        """Its wait for a prefix that is, or was, on its way here for another request."""
         self.num_prompt_tokens_computed = 0
         self.is_known_to_worker = False
         self.is_corrupted = False

@@ -45,7 +45,8 @@ class WaitingScheduler:
         arriving.begin_step()
         if step.may_admit:
             self._schedule_waiting(step)
-        arriving.end_step(step.now_s, has_prompts=step.has_prompts(self._queues.running))
+        has_prompts = bool(step.awaiting_prefix) and step.has_prompts(self._queues.running)
+        arriving.end_step(step.now_s, has_prompts=has_prompts)
 
     def _schedule_waiting(self, step: Step) -> None:
         self._bring_back_loras(step)
@@ -151,6 +152,10 @@ class WaitingScheduler:
         """
         kv = self._kv
         has_blocks = queue is self._queues.loaded
+        may_wait = not has_blocks and request.scheduled_at_s is None and request.reads_prefix_cache
+        if may_wait and self._remote.arriving.goes_on_waiting(request, self._num_in_queue(step), step.now_s):
+            self._await_prefix(request, step)
+            return True
         hit = [] if has_blocks else kv.get_computed_blocks(request)
         num_hit_tokens = len(hit) * self._kv.block_size
         if not self._remote.may_prefill(request, num_hit_tokens):
@@ -165,9 +170,8 @@ class WaitingScheduler:
             self._queues.lora_waits.end(request)
             step.num_admitted += 1
             return True
-        if not has_blocks and self._awaits_prefix(request, len(hit), step):
-            queue.remove_request(request)
-            step.awaiting_prefix.append(request)
+        if may_wait and self._remote.arriving.begins_to_wait(request, len(hit), self._num_in_queue(step), step.now_s):
+            self._await_prefix(request, step)
             return True
         partial_hit = None if has_blocks else kv.find_partial_block(request, hit)
         if partial_hit is not None:
@@ -197,12 +201,13 @@ class WaitingScheduler:
         step.take(request, num_new_tokens)
         return True
 
-    def _awaits_prefix(self, request: Request, num_hit_blocks: int, step: Step) -> bool:
-        """Whether a request that has not run yet lets others pass, since its prefix is on its way here."""
-        if request.scheduled_at_s is not None or not request.reads_prefix_cache:
-            return False
-        num_waiting = len(self._queues.waiting) + len(step.awaiting_prefix)
-        return self._remote.arriving.should_wait(request, num_hit_blocks, num_waiting, step.now_s)
+    def _num_in_queue(self, step: Step) -> int:
+        return len(self._queues.waiting) + len(step.awaiting_prefix)
+
+    def _await_prefix(self, request: Request, step: Step) -> None:
+        """Let others pass a request that has not run yet, in this step: its prefix is on its way here."""
+        self._queues.waiting.remove_request(request)
+        step.awaiting_prefix.append(request)
 
     def _has_room(
         self, request: Request, hit: list[KVCacheBlock], partial_hit: PartialHit | None, num_new_tokens: int

@@ -160,9 +160,9 @@ FIGURES: Final = (
     _gauged(
         "raypd_engine_waiting_requests",
         'raypd_engine_requests{state="waiting"} by what they wait for. turn: other requests come first; reservation: '
-        "the decode engine has no room for their KV yet; load: too many loads of KV are under way; batch: their KV has "
-        "arrived, and the batch is full; grammar: it is being compiled; adapter: its weights are loaded; adapter_slot: "
-        "the batch has as many adapters as it may.",
+        "the decode engine has no room for their KV yet; load: too many loads of KV are under way; prefix: it is on "
+        "its way here for another request; batch: their KV has arrived, and the batch is full; grammar: it is being "
+        "compiled; adapter: its weights are loaded; adapter_slot: the batch has as many adapters as it may.",
         _waits,
         "reason",
     ),

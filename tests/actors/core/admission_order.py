@@ -25,4 +25,4 @@ def check_admission_order(config: SchedulerConfig, requests: Iterable[Request]) 
 
 def _waits_for_room_only(request: Request) -> bool:
     waits_for_others = request.kv_transfer_params or request.lora_name or request.sampling_params.structured_output
-    return not waits_for_others and request.awaits_prefix_since_s is None
+    return not waits_for_others and request.prefix_wait is None

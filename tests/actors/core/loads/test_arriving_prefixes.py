@@ -185,7 +185,7 @@ def test_a_step_takes_a_bounded_number_of_requests_out_of_the_queue() -> None:
     )
     arriving.begin_step()
     requests = [make_request(f"a{number}", [*PREFIX, 200 + number]) for number in range(MAX_WAITING + 3)]
-    assert sum(arriving.should_wait(request, 0, 1, 0.0) for request in requests) == MAX_WAITING
+    assert sum(arriving.begins_to_wait(request, 0, 1, 0.0) for request in requests) == MAX_WAITING
 
 
 @settings(max_examples=200)
@@ -211,7 +211,7 @@ def test_the_longest_prefix_on_its_way_counts(common: list[int], local: int, len
 
     arriving = ArrivingPrefixes(loading, lambda request: request.num_tokens // BLOCK_SIZE, BLOCK_SIZE, compute_s)
     arriving.begin_step()
-    waits = arriving.should_wait(make_request("a", prompt), local, 1, 0.0)
+    waits = arriving.begins_to_wait(make_request("a", prompt), local, 1, 0.0)
     num_blocks = max(min(max(common), (length - 1) // BLOCK_SIZE) - local, 0)
     assert (waits, asked) == (num_blocks > 0, [num_blocks * BLOCK_SIZE] if num_blocks else [])
 
@@ -221,3 +221,30 @@ def test_fetches_know_how_fast_the_engine_computes_although_it_fetches_nothing()
     assert sources.compute_s(8) is None
     sources.observe_steps(4, [1.0] * 3)
     assert sources.compute_s(8) == pytest.approx(2.0)
+
+
+def test_the_engine_says_how_many_requests_wait_for_a_prefix() -> None:
+    engine = Engine()
+    for name in "ab":
+        engine.add(name, [*PREFIX, 200 + ord(name)])
+    engine.driver.step()
+    assert engine.driver.scheduler.make_stats().num_waiting_by_reason["prefix"] == 2
+    engine.arrive()
+    engine.driver.step()
+    assert engine.driver.scheduler.make_stats().num_waiting_by_reason["prefix"] == 0
+    engine.driver.run()
+
+
+def test_a_request_that_has_waited_once_is_not_looked_up_again_as_long_as_the_load_lasts() -> None:
+    engine = Engine()
+    request = engine.add("a", [*PREFIX, 200])
+    engine.driver.step()
+    lookups = []
+    arriving = engine.driver.scheduler.remote.arriving
+    arriving.begins_to_wait = lambda *args: bool(lookups.append(args))  # type: ignore[method-assign, func-returns-value]
+    engine.driver.step()
+    assert request.status is RequestStatus.WAITING
+    assert not lookups
+    engine.arrive()
+    engine.driver.run()
+    assert computed(request) == (1, 12)

@@ -129,6 +129,13 @@ def test_requests_whose_kv_comes_from_elsewhere_do_not_count(loading: set[str]) 
     assert (report.num_coming_decodes, report.num_coming_context_tokens) == (1, 10), "it will decode here in any case"
 
 
+def test_a_prefix_that_comes_from_elsewhere_for_another_request_counts_as_cached() -> None:
+    prefix = range(3 * BLOCK_SIZE)
+    requests = {name: make_request(name, [*prefix, 100 + number]) for number, name in enumerate("ab")}
+    report = make_meter().report(requests, FakeTransfers({"a"}), RunningRows(4, 4), PrefixCacheStats())
+    assert report.num_waiting_tokens == 1
+
+
 def test_what_is_computed_for_another_engine_or_for_a_vector_will_not_decode_here() -> None:
     requests = {
         "producer": make_request("producer", 10, role=TransferRole.PRODUCER),

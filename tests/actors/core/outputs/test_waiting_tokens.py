@@ -44,7 +44,7 @@ def test_what_is_cached_does_not_count_but_for_the_last_token() -> None:
 def test_what_a_running_request_computes_does_not_count_again() -> None:
     first, second = prompts(2)
     waiting = WaitingTokens(BlockPool(10), BLOCK_SIZE)
-    waiting.note_computing(first)
+    waiting.note_coming(first)
     waiting.add(second)
     assert waiting.num_tokens == 3 * BLOCK_SIZE
 
