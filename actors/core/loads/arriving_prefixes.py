@@ -83,9 +83,11 @@ class ArrivingPrefixes:
 
     def _add(self, wait: PrefixWait, num_in_queue: int, now_s: float) -> bool:
         """Let a request wait in this step if it may."""
-        idle_s = 0.0 if self._without_prompts_since_s is None else now_s - self._without_prompts_since_s
-        has_waited_enough = now_s - wait.since_s >= wait.compute_s * num_in_queue or idle_s >= wait.compute_s
-        if has_waited_enough or self.num_waiting >= MAX_WAITING:
+        idle_since_s = now_s if self._without_prompts_since_s is None else self._without_prompts_since_s
+        # The first of the two has to be over at next_deadline(), whatever its sum is rounded to.
+        if now_s >= idle_since_s + wait.compute_s or now_s >= wait.since_s + wait.compute_s * num_in_queue:
+            return False
+        if self.num_waiting >= MAX_WAITING:
             return False
         self.num_waiting += 1
         self._soonest_s = min(self._soonest_s, wait.compute_s)

@@ -248,3 +248,21 @@ def test_a_request_that_has_waited_once_is_not_looked_up_again_as_long_as_the_lo
     engine.arrive()
     engine.driver.run()
     assert computed(request) == (1, 12)
+
+
+@given(st.floats(0, 1e6), st.floats(1e-5, 10.0))
+def test_nothing_waits_idly_beyond_its_deadline_whatever_the_sum_is_rounded_to(now_s: float, compute_s: float) -> None:
+    """Else a simulation, whose clock goes from deadline to deadline, would never go on."""
+    loading = {"c": make_request("c", [*PREFIX, 100])}
+    arriving = ArrivingPrefixes(loading, lambda _: 3, BLOCK_SIZE, lambda _: compute_s)
+    request = make_request("a", [*PREFIX, 200])
+    arriving.begin_step()
+    assert arriving.begins_to_wait(request, 0, 5, now_s)
+    arriving.end_step(now_s, has_prompts=False)
+    deadline_s = arriving.next_deadline()
+    assert deadline_s is not None
+    arriving.begin_step()
+    assert not arriving.goes_on_waiting(request, 5, deadline_s)
+    assert not arriving.begins_to_wait(request, 0, 5, deadline_s)
+    arriving.end_step(deadline_s, has_prompts=True)
+    assert arriving.next_deadline() is None
