@@ -34,7 +34,7 @@ from cluster.routing.costs.route_cost import (
     pair_total,
     prompt_cost,
 )
-from cluster.routing.decision import Decision, LateDecision, Reason, RoleUse, RoutingMode
+from cluster.routing.decision import Decision, LateDecision, Reason, RoleChoice, RoleUse, RoutingMode
 from cluster.routing.engine_connection import EngineDescriptor, EngineKey
 from cluster.routing.fleet import Fleet
 from cluster.routing.load_book import LoadBook
@@ -44,6 +44,7 @@ from cluster.routing.placements import (
     better_elsewhere,
     describe,
     draw_placement,
+    is_overload,
     prefix_source,
     with_roles_kept,
 )
@@ -123,10 +124,10 @@ class CostRouter:
         cached = self._pairs.find_cached(request)
         self._pairs.count_lookup(cached)
         facts, draw = self._facts(request), _draw(request)
-        roles = fleet.role_choice(facts.itl_s, facts.ttft_s, facts.now_s)
-        placements = list(self._placements(request, facts, _compare(fleet, facts, cached, draw, roles.use)))
-        compared = with_roles_kept(placements, facts) if roles.use is RoleUse.KEPT else placements
-        chosen, reason = draw_placement(compared, draw)
+        facts, roles, compared = _compare_engines(fleet, facts, cached, draw)
+        placements = list(self._placements(request, facts, compared))
+        allowed = with_roles_kept(placements, facts) if roles.use is RoleUse.KEPT else placements
+        chosen, reason = draw_placement(allowed, draw)
         reasons = LateDecision(lambda: describe(request, reason, facts, chosen, placements, roles=roles))
         self._newest = _Choice(request.request_id, facts, chosen.decode, chosen.prompt, cached)
         return Route(chosen.prefill, chosen.decode, prefix_source(fleet, chosen, cached), reasons)
@@ -143,8 +144,7 @@ class CostRouter:
         cached, facts = known.but_for(started.lengths), self._facts(again)
         here = [fleet.engine_of(key) for key in started.engines]
         with self._book.without(started.engines, waiting_id):
-            roles = fleet.role_choice(facts.itl_s, facts.ttft_s, facts.now_s)
-            compared = _compare(fleet, facts, cached, _draw(again), roles.use)
+            facts, roles, compared = _compare_engines(fleet, facts, cached, _draw(again))
             current = self._placement_of(again, fleet, facts, compared, Route(here[0] if here[1:] else None, here[-1]))
             others = list(self._placements(again, facts, compared))
             placements = [current, *(with_roles_kept(others, facts) if roles.use is RoleUse.KEPT else others)]
@@ -158,9 +158,9 @@ class CostRouter:
 
     def on_start(self, request: EngineCoreRequest, route: Route[EngineT]) -> None:
         """Add the request to the load of its engines, and note that they will soon have its KV and its adapter."""
-        if route.reasons is not None:
-            # Here it delays nothing, and the load is still what it was at the choice.
-            route.reasons.describe()
+        # Here the description delays nothing, and the load is still what it was at the choice.
+        decision = None if route.reasons is None else route.reasons.describe()
+        late_part = 0.0 if decision is None or decision.chosen is None else decision.chosen.ttft_miss_probability
         self._pairs.on_start(request, route)
         newest, self._newest = self._newest, None
         engines = _engines(route)
@@ -174,7 +174,7 @@ class CostRouter:
             facts = self._facts(request)
             if (prediction := works[0].prediction) is not None:
                 prompt = prompt_cost(facts, works[0], prediction, 0)
-        for engine, sent in zip(engines, _sent_work(facts, prompt, works, request), strict=True):
+        for engine, sent in zip(engines, _sent_work(facts, prompt, works, request, late_part), strict=True):
             self._book.note_sent(engine.descriptor, request.request_id, sent)
         self._started[request.request_id] = _Started(tuple(work.key for work in works), lengths)
         if len(self._started) > _MAX_REMEMBERED:
@@ -314,6 +314,19 @@ class CostRouter:
         return prompt.seconds * sum(not self._pairs.has_adapter(engine.descriptor.key, request) for engine in engines)
 
 
+def _compare_engines(
+    fleet: Fleet[EngineT], facts: RequestFacts, cached: CachedPrefix, draw: int
+) -> tuple[RequestFacts, RoleChoice, list[Compared[EngineT]]]:
+    """Return how much aims and roles count, and the engines that are worth comparing."""
+    roles = fleet.role_choice(facts.itl_s, facts.ttft_s, facts.now_s)
+    compared = _compare(fleet, facts, cached, draw, roles.use)
+    if not is_overload(compared, facts):
+        return facts, roles, compared
+    facts = msgspec.structs.replace(facts, counts_misses=False)
+    roles = msgspec.structs.replace(roles, use=RoleUse.OVERLOADED)
+    return facts, roles, _compare(fleet, facts, cached, draw, roles.use)
+
+
 def _compare(
     fleet: Fleet[EngineT],
     facts: RequestFacts,
@@ -322,7 +335,7 @@ def _compare(
     role_use: RoleUse = RoleUse.WEIGHED,
 ) -> list[Compared[EngineT]]:
     """Choose the engines of each group that are worth comparing."""
-    ignores_roles = role_use is RoleUse.IGNORED
+    ignores_roles = role_use in (RoleUse.IGNORED, RoleUse.OVERLOADED)
     compared = [Compared(fleet, group, facts, cached, ignores_roles=ignores_roles) for group in fleet.groups]
     by_group = {id(one.group): one for one in compared}
     for one in compared:
@@ -344,17 +357,21 @@ def _engines(route: Route[EngineT]) -> list[EngineT]:
 
 
 def _sent_work(
-    facts: RequestFacts, prompt: PromptCost | None, works: Sequence[EngineWork], request: EngineCoreRequest
+    facts: RequestFacts,
+    prompt: PromptCost | None,
+    works: Sequence[EngineWork],
+    request: EngineCoreRequest,
+    late_part: float,
 ) -> list[SentWork]:
     """Return the work that a request brings to each engine of its route: one that does all, or two."""
     computed = facts.num_tokens - (0 if prompt is None else prompt.num_cached_tokens)
     seconds = 0.0 if prompt is None else prompt.seconds
+    if request.pooling_params is not None:
+        return [SentWork(computed, seconds)]
+    decoding = SentWork(
+        num_context_tokens=facts.num_tokens, num_output_tokens=facts.num_output_tokens, late_part=late_part
+    )
     if len(works) == 1:
-        if request.pooling_params is not None:
-            return [SentWork(computed, seconds)]
-        return [SentWork(computed, seconds, facts.num_tokens, num_output_tokens=facts.num_output_tokens)]
+        return [replace(decoding, num_computed_tokens=computed, prefill_s=seconds)]
     num_bytes = handoff_bytes(facts, works[0], 0)
-    return [
-        SentWork(computed, seconds, consumer=works[1].key[0], num_handoff_bytes=num_bytes),
-        SentWork(num_context_tokens=facts.num_tokens, num_output_tokens=facts.num_output_tokens),
-    ]
+    return [SentWork(computed, seconds, consumer=works[1].key[0], num_handoff_bytes=num_bytes), decoding]

@@ -61,6 +61,9 @@ class RoleUse(StrEnum):
     """One engine computes the prompt and another one decodes, as long as the first token comes in time so."""
     IGNORED = "ignored"
     """All placements are compared by cost, as if the engines had no roles."""
+    OVERLOADED = "overloaded"
+    """More prompts wait that will be late than requests decode that can still meet their aims: all placements are
+    compared by cost, as if the engines had no roles and the requests no aims."""
 
 
 class RoleChoice(msgspec.Struct, frozen=True):

@@ -48,6 +48,7 @@ _DEDUCTED: Final = (
     "num_coming_decodes",
     "num_context_tokens",
     "num_late",
+    "num_sent_late",
     "num_free_blocks",
     "queue_end_s",
 )
@@ -120,6 +121,7 @@ class LoadBook:
             # The engine counts the requests of each session from zero; those of an earlier session are gone.
             if work.session is not None:
                 work.sent.clear()
+                work.num_sent_late = 0.0
                 work.announced.clear()
             work.session, work.report = session, LoadReport()
         is_new = session.step_costs is not work.step_costs and session.step_costs != work.step_costs
@@ -141,6 +143,7 @@ class LoadBook:
             ordinal = work.session.num_submitted_requests
             work.session.announce(sent)
         work.sent[request_id] = CountedWork(ordinal, sent)
+        work.num_sent_late += sent.late_part
         self._family_of[work.key].offered.note(sent, self.clock())
         self._add_sent(work, sent)
         self._tell(work)
@@ -186,6 +189,7 @@ class LoadBook:
         before = [copy(work) for work, _ in works]
         for work, entry in works:
             work.queue_end_s -= entry.work.prefill_s
+            work.num_sent_late -= entry.work.late_part
             self._deduct(work, entry.work, is_reported=entry.ordinal <= work.report.num_taken_requests)
         try:
             yield
@@ -205,6 +209,7 @@ class LoadBook:
             return
         if work.session is not None and entry.work.num_context_tokens:
             work.session.announce_left(entry.work)
+        work.num_sent_late = max(work.num_sent_late - entry.work.late_part, 0.0) if work.sent else 0.0
         if is_waiting:
             work.queue_end_s -= entry.work.prefill_s
         self._deduct(work, entry.work, is_reported=entry.ordinal <= work.report.num_taken_requests)
@@ -330,6 +335,7 @@ def _sum_in(work: EngineWork, sent: SentWork) -> None:
         work.num_decodes += 1
         work.num_coming_decodes += 1
         work.num_context_tokens += sent.num_context_tokens
+        work.num_late += sent.late_part
     work.num_free_blocks -= work.blocks_of(sent)
     if sent.consumer is not None and sent.num_handoff_bytes:
         link = work.link_to(sent.consumer)

@@ -11,7 +11,8 @@ import msgspec
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.routing.base import EngineT
-from cluster.routing.costs.request_facts import RequestFacts
+from cluster.routing.costs.decode_neighbours import part_in_time
+from cluster.routing.costs.request_facts import MIN_SCALE_S, RequestFacts
 from cluster.routing.costs.route_cost import (
     DecodeCost,
     PromptCost,
@@ -178,6 +179,27 @@ def prefix_source(fleet: Fleet[EngineT], chosen: Placement[EngineT], cached: Cac
     if source is None or source[2] <= cached.length_of(computing):
         return None
     return PrefixSource(source[0].descriptor.kv_address, source[2])
+
+
+def is_overload(compared: Iterable[Compared[EngineT]], facts: RequestFacts) -> bool:
+    """Return whether more prompts wait that will be late than requests decode in time, at the engines compared.
+
+    Prompts that wait are taken to be like this one. Without an aim for the time between tokens nobody is protected from
+    prompts, and no engine kept free of them.
+    """
+    if facts.ttft_s is None or facts.itl_s is None:
+        return False
+    aim_s = facts.ttft_s - facts.waited_s
+    prompts = [one.prompt(index) for one in compared for index in one.alone]
+    num_late = sum(
+        min(one.ends_in_s - aim_s, one.wait_s) / max(one.seconds, MIN_SCALE_S)
+        for one in prompts
+        if one.ends_in_s > aim_s
+    )
+    for one in prompts:
+        if num_late > 0 and one.work.prediction is not None:
+            num_late -= one.work.num_decodes * part_in_time(facts, one.work, one.work.prediction)
+    return num_late > 0
 
 
 def with_roles_kept(placements: list[Placement[EngineT]], facts: RequestFacts) -> list[Placement[EngineT]]:

@@ -87,6 +87,8 @@ class EngineWork:
     late_after_s:       the time to the first token from which on a request is late; 0: none is
     in_time_part:       the part of the requests that decode there which were not late; 1 if none decodes
     num_late:           the part of num_decodes that had their first tokens too late, or have none and are late already
+    num_sent_late:      how many of this ingress's requests that decode here, or will, were expected to be late when
+                        they were sent
     decode_gap_s:       the mean time between tokens, so far, of those that decode there; 0: unknown
     num_gaps_of_each:   how many of these times each of them has had, on average
     prompt_share:       the part of its time by which prompts, of those to come, lengthen the steps of requests that
@@ -114,6 +116,7 @@ class EngineWork:
     late_after_s: float = 0.0
     in_time_part: float = 1.0
     num_late: float = 0.0
+    num_sent_late: float = 0.0
     decode_gap_s: float = 0.0
     num_gaps_of_each: float = 0.0
     prompt_share: float = 0.0

@@ -10,6 +10,7 @@ from msgspec import Meta
 from kv_transfer.message_ranges import Total, WireName
 
 _Amount = Annotated[float, Meta(ge=0, le=1e18)]
+_Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class SentWork:
     consumer:            the engine that this one hands the KV over to; None: it does not hand over
     num_handoff_bytes:   the bytes of that handoff
     num_output_tokens:   the tokens that it is expected to decode here; 0 if it decodes elsewhere
+    late_part:           the probability that its first token is late, as predicted, if it decodes here
     """
 
     num_computed_tokens: _Amount = 0.0
@@ -30,6 +32,7 @@ class SentWork:
     consumer: WireName | None = None
     num_handoff_bytes: _Amount = 0.0
     num_output_tokens: _Amount = 0.0
+    late_part: _Part = 0.0
 
     def num_blocks(self, block_size: int, num_state_blocks: int = 0) -> int:
         """Return the number of blocks that the request takes at the engine at once, its recurrent state included."""

@@ -118,7 +118,8 @@ def part_in_time(facts: RequestFacts, work: EngineWork, prediction: StepPredicti
     have waited as long as this request would.
     """
     late = miss_probability(work.wait_s(facts.now_s), facts.ttft_s, prediction.prefill_sigma)
-    return max(1 - work.num_late / max(work.num_decodes, 1.0), 0.0) * (1 - late)
+    num_late = max(work.num_late, work.num_sent_late)
+    return max(1 - num_late / max(work.num_decodes, 1.0), 0.0) * (1 - late)
 
 
 def gap_miss_probability(

@@ -266,15 +266,14 @@ def usual_costs(facts: RequestFacts, work: EngineWork, prediction: StepPredictio
 
 def alone_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adapter_s: float = 0.0) -> float:
     """Return the cost of one engine that does all of it."""
-    ttft_s = prompt.wait_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
+    ttft_s = _ttft_s(prompt, decode, adapter_s)
     total_s = ttft_s + decode.seconds + delay_of_others_s(prompt, decode)
     return total_s + _penalty(facts, prompt, decode, ttft_s, decode.step_s)
 
 
 def pair_total(facts: RequestFacts, prompt: PromptCost, decode: DecodeCost, adapter_s: float = 0.0) -> float:
     """Return the cost of one engine that computes the prompt and one that decodes."""
-    transfer_s, late_s = exposed_transfer_s(facts, prompt, decode), _late_s(prompt, decode)
-    ttft_s = prompt.wait_s + late_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
+    transfer_s, ttft_s = exposed_transfer_s(facts, prompt, decode), _ttft_s(prompt, decode, adapter_s)
     itl_s = decode.step_s + transfer_s / max(facts.num_output_tokens, 1)
     total_s = ttft_s + transfer_s + decode.seconds + delay_of_others_s(prompt, decode)
     return total_s + _penalty(facts, prompt, decode, ttft_s, itl_s)
@@ -284,18 +283,16 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
     """Return all terms of a placement, which is a pair if the two costs are of different engines."""
     is_pair = prompt.work is not decode.work
     transfer_s = exposed_transfer_s(facts, prompt, decode) if is_pair else 0.0
-    late_s = _late_s(prompt, decode) if is_pair else 0.0
-    ttft_s = prompt.wait_s + late_s + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
+    ttft_s = _ttft_s(prompt, decode, adapter_s)
     itl_s = decode.step_s + transfer_s / max(facts.num_output_tokens, 1)
     prefill, decoding = _prediction(prompt.work), _prediction(decode.work)
-    total = pair_total if is_pair else alone_total
     return RouteTerms(
         way=way,
         prefill_engine_id=prompt.work.key[0] if is_pair else None,
         decode_engine_id=decode.work.key[0],
         num_cached_tokens=prompt.num_cached_tokens,
         prefill_wait_s=prompt.wait_s,
-        decode_wait_s=late_s,
+        decode_wait_s=_late_s(prompt, decode),
         prefill_s=prompt.seconds,
         decode_s=decode.seconds,
         inflicted_s=delay_of_others_s(prompt, decode),
@@ -304,12 +301,17 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
         fetch_s=prompt.fetch_s,
         adapter_s=adapter_s,
         miss_penalty_s=_penalty(facts, prompt, decode, ttft_s, itl_s),
-        total_s=total(facts, prompt, decode, adapter_s),
+        total_s=(pair_total if is_pair else alone_total)(facts, prompt, decode, adapter_s),
         ttft_s=ttft_s,
         itl_s=itl_s,
         ttft_miss_probability=_ttft_miss_probability(facts, ttft_s, prefill.prefill_sigma),
         itl_miss_probability=max(miss_probability(itl_s, facts.itl_s, decoding.decode_sigma), decode.gap_miss),
     )
+
+
+def _ttft_s(prompt: PromptCost, decode: DecodeCost, adapter_s: float) -> float:
+    waits_s = prompt.wait_s + _late_s(prompt, decode) + _room_s(prompt, decode)
+    return waits_s + prompt.fetch_s + prompt.seconds + adapter_s
 
 
 def delay_of_others_s(prompt: PromptCost, decode: DecodeCost) -> float:

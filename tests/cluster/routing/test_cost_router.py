@@ -617,3 +617,54 @@ def test_where_roles_do_not_meet_the_aims_each_engine_gets_its_part_of_everythin
         served[route.decode.descriptor.engine_id] += 1
         cluster.clock.now_s += 1 / 30
     assert min(served.values()) >= 8, served
+
+
+def _burst(cluster: Cluster, num_prompts: int) -> tuple[list[RoleUse], Counter[str]]:
+    """Submit prompts of 0.4 s at once; return how much roles counted, and how many prompts each engine computes."""
+    uses, computing = [], Counter[str]()
+    for _ in range(num_prompts):
+        route = cluster.send(replace(request(4000, max_tokens=20), slo=AIMS, arrival_time_s=cluster.clock.now_s))
+        roles = route.reasons.describe().roles if route.reasons is not None else None
+        assert roles is not None
+        uses.append(roles.use)
+        computing[(route.prefill or route.decode).descriptor.engine_id] += 1
+    return uses, computing
+
+
+def test_in_an_overload_both_engines_share_all_prompts() -> None:
+    """Nearly all of them are late, whatever is done. Who is in time is not worth an idle engine."""
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    uses, computing = _burst(cluster, 32)
+    assert uses[0] is RoleUse.WEIGHED, "the first one finds nobody"
+    first = uses.index(RoleUse.OVERLOADED)
+    assert set(uses[first:]) == {RoleUse.OVERLOADED}
+    assert min(computing.values()) >= 14, computing
+
+
+def test_as_long_as_more_decode_in_time_than_wait_in_vain_they_are_protected() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    cluster.engines[1].reports(num_decodes=40, num_decodes_in_time=40, decode_gap_s=0.02)
+    cluster.book.note_report(cluster.engines[1])
+    uses, computing = _burst(cluster, 6)
+    assert RoleUse.OVERLOADED not in uses
+    assert computing == {"prefill-0": 6}
+
+
+@pytest.mark.parametrize("aims", [Slo(itl_s=0.025), Slo(ttft_s=1.0)])
+def test_requests_without_one_of_the_aims_find_no_overload(aims: Slo) -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    queue_at(cluster, "prefill-0", 30)
+    route = cluster.choose(replace(request(4000, max_tokens=20), slo=aims))
+    assert route.decision is not None
+    assert route.decision.roles is not None
+    assert route.decision.roles.use is not RoleUse.OVERLOADED
+
+
+def test_the_record_of_an_overload_has_no_penalty_and_says_who_will_be_late() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    _burst(cluster, 31)
+    route = cluster.choose(replace(request(4000, max_tokens=20), slo=AIMS))
+    assert route.decision is not None
+    assert route.decision.chosen is not None
+    assert route.decision.chosen.miss_penalty_s == 0.0
+    assert route.decision.chosen.ttft_miss_probability > 0.99

@@ -410,3 +410,23 @@ def test_what_an_engine_has_done_of_late_is_known_beside_what_its_role_lets_expe
     assert decode.prompt_share == decode.own_prompt_share > 0
     assert prefill.prompt_share == pytest.approx(decode.prompt_share, rel=0.05)
     assert [prefill.share(ignores_roles=ignored) for ignored in (False, True)] == [prefill.prompt_share, 0]
+
+
+def test_who_was_sent_too_late_is_remembered_until_it_leaves() -> None:
+    one = engine("decode-0")
+    book = LoadBook(Clock())
+    book.note_report(one)
+    work = book.work_of(one.descriptor)
+    for name, late_part in (("a", 1.0), ("b", 0.25)):
+        book.note_sent(one.descriptor, name, SentWork(num_context_tokens=100, late_part=late_part))
+    assert (work.num_late, work.num_sent_late) == (1.25, 1.25)
+    one.reports(num_decodes=2, num_decodes_in_time=2)
+    book.note_report(one)
+    assert (work.num_late, work.num_sent_late) == (0.0, 1.25), "none is late yet"
+    with book.without([one.descriptor.key], "a"):
+        assert work.num_sent_late == 0.25
+    assert work.num_sent_late == 1.25
+    book.note_left(one.descriptor.key, "a")
+    assert work.num_sent_late == 0.25
+    book.note_left(one.descriptor.key, "b")
+    assert work.num_sent_late == 0.0
