@@ -34,7 +34,11 @@ def written(model_type: str, directory: Path, **fields: Any) -> Path:
 
 
 def settings(directory: Path) -> ModelConfig:
-    return ModelConfig(model=str(directory), dtype="float32", device="cpu")
+    """Plain weights: those of the file can be compared, and products round as those of the whole model do.
+
+    The models drawn here amplify rounding: packed and plain logits, both right, differ by up to 3e-3.
+    """
+    return ModelConfig(model=str(directory), dtype="float32", device="cpu", weight_packing="none")
 
 
 @torch.inference_mode()
@@ -115,7 +119,14 @@ def test_the_weights_of_encoders_are_left_out_and_no_others(tmp_path: Path, capl
         loaded = load_model(settings(directory))
 
     assert loaded.left_out_inputs == "images"
-    assert not any("visual" in name for name, _ in loaded.forward.model.named_parameters())
+    served = dict(loaded.forward.model.named_parameters())
+    whole = {
+        name.replace("language_model.", ""): weight
+        for name, weight in load_whole(directory).named_parameters()
+        if "visual" not in name
+    }
+    assert served.keys() == whole.keys()
+    assert all(torch.equal(weight, whole[name]) for name, weight in served.items())
     [line] = [record for record in caplog.records if "only the model's text part is served" in record.message]
     assert line.__dict__["left_out"] == "images"
     prompt = random_prompt(9)
