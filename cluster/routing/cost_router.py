@@ -322,7 +322,7 @@ def _compare_engines(
     compared = _compare(fleet, facts, cached, draw, roles.use)
     if not is_overload(compared, facts):
         return facts, roles, compared
-    facts = msgspec.structs.replace(facts, counts_misses=False)
+    facts = msgspec.structs.replace(facts, only_own_time=True)
     roles = msgspec.structs.replace(roles, use=RoleUse.OVERLOADED)
     return facts, roles, _compare(fleet, facts, cached, draw, roles.use)
 

@@ -63,7 +63,7 @@ class RoleUse(StrEnum):
     """All placements are compared by cost, as if the engines had no roles."""
     OVERLOADED = "overloaded"
     """More prompts wait that will be late than requests decode that can still meet their aims: all placements are
-    compared by cost, as if the engines had no roles and the requests no aims."""
+    compared by the request's own time, as if the engines had no roles."""
 
 
 class RoleChoice(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ class RequestFacts(msgspec.Struct, frozen=True):
     ttft_s, itl_s:     its aims; None: it has none
     now_s:             the time, by the clock of the load book
     waited_s:          for how long the client has waited already; 0 for a request that has just come
-    counts_misses:     whether missed aims cost anything
+    only_own_time:     whether the request's own time is all that costs: neither missed aims nor the delay of others do
     """
 
     num_tokens: int
@@ -32,12 +32,12 @@ class RequestFacts(msgspec.Struct, frozen=True):
     itl_s: float | None = None
     now_s: float = 0.0
     waited_s: float = 0.0
-    counts_misses: bool = True
+    only_own_time: bool = False
 
     @property
     def penalty_s(self) -> float:
         """The cost of a missed aim."""
-        if not self.counts_misses:
+        if self.only_own_time:
             return 0.0
         return _PENALTY * ((self.ttft_s or 0.0) + (self.itl_s or 0.0) * self.num_output_tokens)
 

@@ -111,24 +111,25 @@ def prompt_cost(
         # and those before it take, on average, if as many come behind it.
         full = prediction.prefill_steps(limits[0], 0, num_decodes, num_context, *limits)
         wait_s += min(full.seconds / full.num_steps / 2, share * wait_s)
-    fetch_s = 0.0
+    fetch_s = inflicted_s = penalty_s = room_s = 0.0
     if fetch is not None and fetch[0] > cached:
         there = min(fetch[0], facts.num_tokens - 1)
         shorter = _prompt_steps(prediction, facts.num_tokens - there, there, num_decodes, num_context, limits)
         if shorter.seconds + fetch[1] < steps.seconds:
             steps, cached, fetch_s = shorter, there, fetch[1]
-    penalty_s = room_s = 0.0
     if num_decodes:
         step_s = prediction.decode_step_s(num_decodes, num_context) / (1 - share)
         room_s = _wait_for_room(facts, work, step_s)
-        missing = _misses_of_each(facts, work, prediction, steps, step_s, prefers_prompts=prefers_prompts)
-        penalty_s = num_decodes * facts.penalty_s * missing
+        if not facts.only_own_time:
+            inflicted_s = num_decodes * steps.added_s
+            missing = _misses_of_each(facts, work, prediction, steps, step_s, prefers_prompts=prefers_prompts)
+            penalty_s = num_decodes * facts.penalty_s * missing
     return PromptCost(
         work,
         wait_s,
         room_s,
         steps.seconds,
-        num_decodes * steps.added_s,
+        inflicted_s,
         fetch_s,
         penalty_s,
         cached,
@@ -212,7 +213,7 @@ def decode_cost(
     # Prompts that come later are computed between the steps.
     step_s = bare_step_s / (1 - share)
     inflicted_s = penalty_s = 0.0
-    if num_decodes:
+    if num_decodes and not facts.only_own_time:
         inflicted_s = num_output * num_decodes * (bare_step_s - before_s)
         if facts.itl_s is not None:
             more = _more_misses(facts, work, prediction, before_s / (1 - share), step_s)
@@ -223,9 +224,8 @@ def decode_cost(
         penalty_s += more_s
     room_s = _wait_for_room(facts, work, step_s)
     gap_miss = gap_miss_probability(facts, work, prediction, step_s, share) if prefers_prompts else 0.0
-    decode_s = num_output * step_s
     return DecodeCost(
-        work, num_cached, wait_s, room_s, decode_s, step_s, inflicted_s, penalty_s, gap_miss, prompts_delay_s
+        work, num_cached, wait_s, room_s, num_output * step_s, step_s, inflicted_s, penalty_s, gap_miss, prompts_delay_s
     )
 
 

@@ -641,6 +641,21 @@ def test_in_an_overload_both_engines_share_all_prompts() -> None:
     assert min(computing.values()) >= 14, computing
 
 
+def test_in_an_overload_the_delay_of_others_is_no_reason_to_wait_for_another_engine() -> None:
+    """Else the one engine would get all prompts, the other would end long before it, and the last answers be later."""
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    cluster.engines[1].reports(num_decodes=20)
+    cluster.all_report()
+    queue_at(cluster, "prefill-0", 6)
+    route = cluster.choose(replace(request(4000, max_tokens=20), slo=AIMS))
+    assert (route.prefill, route.decode) == (None, cluster.engines[1])
+    assert route.decision is not None
+    assert route.decision.roles is not None
+    assert route.decision.roles.use is RoleUse.OVERLOADED
+    terms = [route.decision.chosen, *route.decision.others]
+    assert all(one is not None and one.inflicted_s == 0.0 for one in terms)
+
+
 def test_as_long_as_more_decode_in_time_than_wait_in_vain_they_are_protected() -> None:
     cluster = Cluster(engine("prefill-0"), engine("decode-0"))
     cluster.engines[1].reports(num_decodes=40, num_decodes_in_time=40, decode_gap_s=0.02)
