@@ -18,6 +18,7 @@ import numpy.typing as npt
 from cluster.routing.base import EngineT
 from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import usual_costs
+from cluster.routing.costs.state_memory import StateMemory
 from cluster.routing.costs.steady_load import choose_role_use
 from cluster.routing.decision import RoleChoice
 from cluster.routing.engine_connection import EngineKey, EngineRole
@@ -116,6 +117,8 @@ class Fleet(Generic[EngineT]):
         self._book = book
         self._role_choices: dict[tuple[float, float | None], RoleChoice] = {}
         self._choices_from_s = -math.inf
+        self._memories: dict[tuple[float, float | None], StateMemory] = {}
+        """By aims, those that were looked at last at the end."""
         self._unsure: set[EngineKey] = set()
         by_kind: dict[object, list[EngineT]] = {}
         for engine in engines:
@@ -160,7 +163,12 @@ class Fleet(Generic[EngineT]):
         if len(self._role_choices) >= _MAX_AIMS:
             return RoleChoice()
         offered = self._book.offered(group.works[0].key for group in self.groups)
-        chosen = self._role_choices[aims] = choose_role_use(offered, prefill, decode, itl_s, ttft_s)
+        memory = self._memories.pop(aims, None) or StateMemory()
+        self._memories[aims] = memory
+        if len(self._memories) > _MAX_AIMS:
+            del self._memories[next(iter(self._memories))]
+        chosen = choose_role_use(offered, prefill, decode, itl_s, ttft_s, memory=memory, now_s=now_s)
+        self._role_choices[aims] = chosen
         return chosen
 
     def engine_of(self, key: EngineKey) -> EngineT:

@@ -26,14 +26,19 @@ from typing import Final
 import msgspec
 
 from cluster.routing.costs.recent_load import RecentRates
+from cluster.routing.costs.state_memory import StateMemory, StateRates
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.decision import RoleChoice, RoleUse
 from cluster.routing.reported_work import EngineWork
 
 _MIN_GAIN: Final = 1.03
 """One state has to be better by this factor. The equations err by more, but by about as much for both states."""
-_BEGINS: Final = 0.6
-"""From this part of what the worse state can do, the better one is kept: below that both meet the aims."""
+_STAYS: Final = 1.1
+"""The state that was chosen last is left once the other one is better by this factor: a change makes both kinds
+of requests late for as long as an answer takes."""
+_BEGINS, _ENDS = 0.6, 0.45
+"""From this part of what the worse state can do, the better one is chosen, and below that part it is left: both meet
+the aims then."""
 _MOST_PROMPTS, _MOST_DECODES, _MOST_IGNORED = 3.0, 1.5, 1.15
 """Up to this many times what engines can do for prompts, for decodes, and without roles. Beyond that neither state
 meets the aims, and a load that does not last is served best by what each request finds now. Engines for prompts have a
@@ -90,32 +95,51 @@ def choose_role_use(
     decode: Sequence[EngineWork],
     itl_s: float,
     ttft_s: float | None = None,
+    *,
+    memory: StateMemory | None = None,
+    now_s: float = 0.0,
 ) -> RoleChoice:
     """Choose how much roles count for requests that come now.
 
     offered:         the load
     prefill, decode: the work of the engines of each role; all predict their steps
     itl_s, ttft_s:   the aims for the time between tokens, and for the first token; None: that may take any time
+    memory:          what was found for these aims before, which this choice is added to
+    now_s:           the time, by any clock that does not go back
     """
     if not offered.num_requests:
         return RoleChoice()
+    memory = StateMemory() if memory is None else memory
+    aims = _Aims(itl_s, math.inf if ttft_s is None else ttft_s)
+    found = memory.averaged(_rates_of_states(offered, prefill, decode, aims), now_s)
+    rate, before, chosen = offered.num_requests, memory.use, RoleUse.WEIGHED
+    most_kept = min(_MOST_PROMPTS * found.prompts, _MOST_DECODES * found.decodes)
+    for use, most, own, other in (
+        (RoleUse.KEPT, most_kept, found.kept, found.ignored),
+        (RoleUse.IGNORED, _MOST_IGNORED * found.ignored, found.ignored, found.kept),
+    ):
+        gain = _MIN_GAIN if before is RoleUse.WEIGHED else 1 / _STAYS if before is use else _STAYS
+        if own > gain * other and (_ENDS if before is use else _BEGINS) * other < rate < most:
+            chosen = use
+    memory.note(chosen, matters=rate > _ENDS * min(found.kept, found.ignored))
+    return RoleChoice(chosen, rate, found.kept, found.ignored)
+
+
+def _rates_of_states(
+    offered: RecentRates, prefill: Sequence[EngineWork], decode: Sequence[EngineWork], aims: _Aims
+) -> StateRates:
+    """Return what the engines can do in both states, by what is known of their steps now."""
     sizes = _Sizes(
         max(offered.num_computed_tokens / offered.num_requests, 1.0),
         max(offered.num_prompt_tokens - offered.num_computed_tokens, 0.0) / offered.num_requests,
         max(offered.num_output_tokens / offered.num_requests, 1.0),
     )
-    aims = _Aims(itl_s, math.inf if ttft_s is None else ttft_s)
     rates = _rates_of(sizes, (*prefill, *decode), aims, len(decode))
     of_prefill, of_decode = rates[: len(prefill)], rates[len(prefill) :]
     sent = [min(one.prompts, _sent_per_s(sizes, work)) for one, work in zip(of_prefill, prefill, strict=True)]
     prompts, in_time = sum(sent), sum(one.used * each for one, each in zip(of_prefill, sent, strict=True))
     decodes, alone = sum(one.decodes for one in of_decode), sum(one.alone for one in rates)
-    kept, rate, use = min(in_time, decodes), offered.num_requests, RoleUse.WEIGHED
-    if kept > _MIN_GAIN * alone and _BEGINS * alone < rate < min(_MOST_PROMPTS * prompts, _MOST_DECODES * decodes):
-        use = RoleUse.KEPT
-    elif alone > _MIN_GAIN * kept and _BEGINS * kept < rate < _MOST_IGNORED * alone:
-        use = RoleUse.IGNORED
-    return RoleChoice(use, rate, kept, alone)
+    return StateRates(prompts, decodes, min(in_time, decodes), alone)
 
 
 def _rates_of(sizes: _Sizes, works: Sequence[EngineWork], aims: _Aims, num_decode: int) -> list[_Rates]:
