@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from cluster.routing.base import EngineT
 from cluster.routing.costs.request_facts import RequestFacts
+from cluster.routing.costs.role_memory import RoleMemory
 from cluster.routing.costs.route_cost import usual_costs
-from cluster.routing.costs.state_memory import StateMemory
 from cluster.routing.costs.steady_load import choose_role_use
 from cluster.routing.decision import RoleChoice
 from cluster.routing.engine_connection import EngineKey, EngineRole
@@ -117,7 +117,7 @@ class Fleet(Generic[EngineT]):
         self._book = book
         self._role_choices: dict[tuple[float, float | None], RoleChoice] = {}
         self._choices_from_s = -math.inf
-        self._memories: dict[tuple[float, float | None], StateMemory] = {}
+        self._memories: dict[tuple[float, float | None], RoleMemory] = {}
         """By aims, those that were looked at last at the end."""
         self._unsure: set[EngineKey] = set()
         by_kind: dict[object, list[EngineT]] = {}
@@ -163,7 +163,7 @@ class Fleet(Generic[EngineT]):
         if len(self._role_choices) >= _MAX_AIMS:
             return RoleChoice()
         offered = self._book.offered(group.works[0].key for group in self.groups)
-        memory = self._memories.pop(aims, None) or StateMemory()
+        memory = self._memories.pop(aims, None) or RoleMemory()
         self._memories[aims] = memory
         if len(self._memories) > _MAX_AIMS:
             del self._memories[next(iter(self._memories))]

@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from cluster.routing.costs.recent_load import RecentRates
-from cluster.routing.costs.state_memory import StateMemory, StateRates
+from cluster.routing.costs.role_memory import RoleMemory, StateRates
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.decision import RoleChoice, RoleUse
 from cluster.routing.reported_work import EngineWork
@@ -96,7 +96,7 @@ def choose_role_use(
     itl_s: float,
     ttft_s: float | None = None,
     *,
-    memory: StateMemory | None = None,
+    memory: RoleMemory | None = None,
     now_s: float = 0.0,
 ) -> RoleChoice:
     """Choose how much roles count for requests that come now.
@@ -109,7 +109,7 @@ def choose_role_use(
     """
     if not offered.num_requests:
         return RoleChoice()
-    memory = StateMemory() if memory is None else memory
+    memory = RoleMemory() if memory is None else memory
     aims = _Aims(itl_s, math.inf if ttft_s is None else ttft_s)
     found = memory.averaged(_rates_of_states(offered, prefill, decode, aims), now_s)
     rate, before, chosen = offered.num_requests, memory.use, RoleUse.WEIGHED

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.routing.costs.recent_load import RecentRates
-from cluster.routing.costs.state_memory import StateMemory
+from cluster.routing.costs.role_memory import RoleMemory
 from cluster.routing.costs.steady_load import choose_role_use
 from cluster.routing.costs.step_prediction import StepPrediction
 from cluster.routing.decision import RoleChoice, RoleUse
@@ -165,20 +165,20 @@ def test_the_better_state_is_chosen_where_only_it_meets_the_aims(
 @pytest.mark.parametrize("per_s", [3, 4, 5, 6, 8, 10, 12, 14, 16, 20])
 def test_the_state_does_not_change_as_often_as_the_speed_of_an_engine(slowness: float, per_s: float) -> None:
     """Beside a busy engine on the same machine decode steps take longer, for as long as that one has a prompt."""
-    memory, speeds = StateMemory(), [[_engine()], [_engine(slowness)]]
+    memory, speeds = RoleMemory(), [[_engine()], [_engine(slowness)]]
 
-    def use_at(number: int, memory: StateMemory | None) -> RoleUse:
+    def use_at(number: int, memory: RoleMemory | None) -> RoleUse:
         load = _offered(per_s, 512, 512, 64)
         return choose_role_use(load, [_engine()], speeds[number % 2], _AIM_S * 0.6, memory=memory, now_s=number / 2).use
 
     uses = [use_at(number, memory) for number in range(40)]
     assert sum(one is not other for one, other in itertools.pairwise(uses)) <= 1
-    assert use_at(0, None) is use_at(0, StateMemory())
+    assert use_at(0, None) is use_at(0, RoleMemory())
 
 
 def test_a_state_is_left_for_one_that_is_better_and_not_for_one_that_may_be() -> None:
     def uses(slowness: Sequence[float]) -> list[RoleUse]:
-        memory, load = StateMemory(), _offered(8, 512, 512, 64)
+        memory, load = RoleMemory(), _offered(8, 512, 512, 64)
         decode = [[_engine(one)] for one in slowness]
         choices = [
             choose_role_use(load, [_engine()], one, _AIM_S * 0.6, memory=memory, now_s=number / 2)

@@ -32,7 +32,7 @@ class StateRates(msgspec.Struct, frozen=True):
     ignored: float
 
 
-class StateMemory:
+class RoleMemory:
     """The rates and the choice of the last seconds, for requests with the same aims."""
 
     def __init__(self) -> None:
