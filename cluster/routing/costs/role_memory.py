@@ -15,6 +15,8 @@ from cluster.routing.decision import RoleUse
 
 _MEMORY_S: Final = 3.0
 """The time over which rates are averaged: a change of speed that lasts counts after that time."""
+_FEW: Final = 4
+"""Rates of two seconds: they are looked at twice a second."""
 
 
 class StateRates(msgspec.Struct, frozen=True):
@@ -41,6 +43,11 @@ class RoleMemory:
         self._rates: StateRates | None = None
         self._num_averaged = 0
         self._at_s = -math.inf
+
+    @property
+    def is_new(self) -> bool:
+        """Whether so few rates were averaged that they are those of a load that has just begun."""
+        return self._num_averaged < _FEW
 
     def averaged(self, rates: StateRates, now_s: float) -> StateRates:
         """Return the average with those of the last seconds, as long as the choice has mattered; it is kept."""

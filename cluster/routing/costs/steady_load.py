@@ -33,6 +33,9 @@ from cluster.routing.reported_work import EngineWork
 
 _MIN_GAIN: Final = 1.03
 """One state has to be better by this factor. The equations err by more, but by about as much for both states."""
+_GAIN_AT_FIRST: Final = 1.15
+"""To ignore roles has to be better by this factor as long as a load is new: what steps take that mix prompts with many
+decodes is a guess until there have been some, and an optimistic one."""
 _STAYS: Final = 1.1
 """The state that was chosen last is left once the other one is better by this factor: a change makes both kinds
 of requests late for as long as an answer takes."""
@@ -109,16 +112,17 @@ def choose_role_use(
     """
     if not offered.num_requests:
         return RoleChoice()
+    gain_of_ignored = _GAIN_AT_FIRST if memory is not None and memory.is_new else _MIN_GAIN
     memory = RoleMemory() if memory is None else memory
     aims = _Aims(itl_s, math.inf if ttft_s is None else ttft_s)
     found = memory.averaged(_rates_of_states(offered, prefill, decode, aims), now_s)
     rate, before, chosen = offered.num_requests, memory.use, RoleUse.WEIGHED
     most_kept = min(_MOST_PROMPTS * found.prompts, _MOST_DECODES * found.decodes)
-    for use, most, own, other in (
-        (RoleUse.KEPT, most_kept, found.kept, found.ignored),
-        (RoleUse.IGNORED, _MOST_IGNORED * found.ignored, found.ignored, found.kept),
+    for use, least_gain, most, own, other in (
+        (RoleUse.KEPT, _MIN_GAIN, most_kept, found.kept, found.ignored),
+        (RoleUse.IGNORED, gain_of_ignored, _MOST_IGNORED * found.ignored, found.ignored, found.kept),
     ):
-        gain = _MIN_GAIN if before is RoleUse.WEIGHED else 1 / _STAYS if before is use else _STAYS
+        gain = least_gain if before is RoleUse.WEIGHED else 1 / _STAYS if before is use else max(_STAYS, least_gain)
         if own > gain * other and (_ENDS if before is use else _BEGINS) * other < rate < most:
             chosen = use
     memory.note(chosen, matters=rate > _ENDS * min(found.kept, found.ignored))

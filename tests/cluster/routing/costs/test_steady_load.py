@@ -192,6 +192,21 @@ def test_a_state_is_left_for_one_that_is_better_and_not_for_one_that_may_be() ->
     assert lasting[-1] is not RoleUse.KEPT
 
 
+@pytest.mark.parametrize(("prompt", "first"), [(64, RoleUse.IGNORED), (2048, RoleUse.WEIGHED)])
+def test_roles_are_ignored_at_the_beginning_of_a_load_only_if_that_is_clearly_better(
+    prompt: float, first: RoleUse
+) -> None:
+    computed, aim_s = min(prompt, 512), 0.03
+    most = _choose(_offered(1.0, computed, prompt, 500), itl_s=aim_s).ignored_per_s
+    memory, load = RoleMemory(), _offered(most, computed, prompt, 500)
+    choices = [
+        choose_role_use(load, [_engine()], [_engine()], aim_s, memory=memory, now_s=number / 2) for number in range(6)
+    ]
+    gain = choices[0].ignored_per_s / choices[0].kept_per_s
+    assert gain > (1.15 if first is RoleUse.IGNORED else 1.03)
+    assert [one.use for one in choices] == [first] * 4 + [RoleUse.IGNORED] * 2
+
+
 def test_any_number_of_different_engines_costs_as_much_as_a_few() -> None:
     calls = 0
 
