@@ -31,7 +31,7 @@ async def test_engines_of_one_role_serve_requests_through_the_ingress(
         port = await server.start()
         async with open_channel(f"127.0.0.1:{port}") as channel:
             stub = generate_pb2_grpc.GenerateServiceStub(channel)
-            for seed in range(6):
+            for seed in range(16):
                 prompt = random_prompt(20 + seed, seed=seed)
                 request = generate_pb2.GenerateRequest(
                     token_ids=generate_pb2.TokenIds(ids=prompt),
