@@ -21,6 +21,7 @@ from actors.core.outputs.scheduler_output import NOTHING_GROWN, SchedulerOutput,
 from actors.core.scheduler import Scheduler
 from actors.costs.step_shape import Floats, Ints, StepShape
 from cluster.simulation.engines.counted_tokens import CountedTokens
+from cluster.simulation.engines.step_log import StepLog
 from cluster.simulation.timing.step_times import StepTimes
 from kv_transfer.sides.scheduler_side import SchedulerSide
 
@@ -193,10 +194,10 @@ def has_work(scheduler: Scheduler, connector: SchedulerSide, now_s: float) -> bo
     return deadline_s is not None and deadline_s <= now_s
 
 
-def num_free_steps(scheduler: Scheduler, connector: SchedulerSide, max_steps: int) -> int:
-    """Return how many steps can be taken at once from now on; 0 if something else than decodes is due.
+def num_free_steps(scheduler: Scheduler, connector: SchedulerSide, log: StepLog, max_steps: int) -> int:
+    """Return how many steps can be taken at once from now on; 0 if something else than steady decodes is due.
 
-    connector: the scheduler's
+    connector: the scheduler's; log: in which the requests are open whose clients know that they decode
     """
     rows, remote = scheduler.running, scheduler.remote
     if not len(rows) or scheduler.waiting or scheduler.loaded or remote.blocked_consumers or connector.has_news:
@@ -206,7 +207,7 @@ def num_free_steps(scheduler: Scheduler, connector: SchedulerSide, max_steps: in
     indices = rows.epochs.nonzero()[0]
     num_computed, num_expected = rows.num_computed[indices], rows.num_expected[indices]
     decodes = (num_expected - num_computed == 1) & (num_computed >= rows.num_prompt[indices]) & rows.is_plain[indices]
-    if not decodes.all():
+    if not decodes.all() or not log.all_open(rows.req_ids[indices].tolist()):
         return 0
     # The last of these steps completes a request.
     num_steps = min(int((rows.max_num_tokens[indices] - num_expected).min()), max_steps)

@@ -90,8 +90,7 @@ class SimulatedEngine:
         self._link_loads: tuple[LinkLoad, ...] = ()
         self._slowness, self._stopped_until_s = 1.0, 0.0
         self._version, self._ends_s = 0, 0.0
-        self._is_waking = False
-        self._is_interrupted = False
+        self._is_waking = self._is_interrupted = False
         self._alarm_s = math.inf
         """When _ring() is due, as the scheduler has a deadline then."""
         self._under_way: SchedulerOutput | None = None
@@ -304,7 +303,7 @@ class SimulatedEngine:
 
     def _begin_run(self) -> bool:
         """Begin many decode steps at once, if nothing else is due."""
-        num_steps = num_free_steps(self.scheduler, self._connector, MAX_RUN_STEPS)
+        num_steps = num_free_steps(self.scheduler, self._connector, self.log, MAX_RUN_STEPS)
         deadline_s = self.scheduler.next_deadline() if num_steps else None
         if not num_steps or (deadline_s is not None and deadline_s <= self._events.now_s):
             return False
@@ -390,6 +389,7 @@ class SimulatedEngine:
 
     def _deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for ingress, found in outputs.items():
+            found.others += self.log.unopened(found.decoded)
             if found.others:
                 self._around.deliver(self, ingress, found)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
 
+from actors.core.outputs.engine_core_outputs import DecodedTokens, EngineCoreOutput
 from actors.costs.step_shape import Floats
 
 _MAX_ENDS: Final = 8192
@@ -76,6 +78,19 @@ class StepLog:
     def is_open(self, request_id: str) -> bool:
         """Whether a request decodes here."""
         return request_id in self._open
+
+    def all_open(self, request_ids: Iterable[str]) -> bool:
+        """Whether all of these requests decode here."""
+        return all(map(self._open.__contains__, request_ids))
+
+    def unopened(self, decoded: DecodedTokens | None) -> list[EngineCoreOutput]:
+        """Return the outputs of requests that are not open.
+
+        Those were preempted, and a single token was left to compute: that step looks like any other one of a decode.
+        """
+        if decoded is None or self.all_open(decoded.req_ids):
+            return []
+        return [output for output in decoded if not self.is_open(output.request_id)]
 
     def _forget(self) -> None:
         newest = self._num_forgotten + len(self._ends) - 1

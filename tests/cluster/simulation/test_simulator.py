@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from actors.config import SchedulerConfig
@@ -115,6 +115,17 @@ FAULTS = st.lists(
     batched_tokens=st.sampled_from([32, 256]),
     workload_seed=st.integers(0, 1000),
     faults=FAULTS,
+)
+# A preempted request is computed again in two chunks, of which the second one has a single token.
+@example(
+    mode=RoutingMode.DISAGGREGATE,
+    num_blocks=40,
+    per_s=30.0,
+    max_prompt=20,
+    max_output=120,
+    batched_tokens=32,
+    workload_seed=391,
+    faults=[],
 )
 def test_many_decode_steps_at_once_change_nothing(
     mode: RoutingMode,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from actors.core.outputs.engine_core_outputs import DecodedTokens
 from cluster.simulation.engines.step_log import StepLog
 
 
@@ -55,3 +56,17 @@ def test_steps_that_come_together_are_as_long_as_those_that_come_one_by_one(num_
         log.open("r")
         log.add(1000.0)
         assert log.close("r", 1).tolist() == [ends_s[-1], 1000.0]
+
+
+def test_decoded_tokens_of_requests_that_are_not_open_are_named() -> None:
+    log = StepLog()
+    log.add(1.0)
+    log.open("steady")
+    decoded = DecodedTokens(["steady", "resumed"], [0, 1], [4, 7], [11, 12])
+
+    (named,) = log.unopened(decoded)
+
+    assert (named.request_id, named.attempt, named.first_position, named.new_token_ids) == ("resumed", 1, 7, [12])
+    log.open("resumed")
+    assert not log.unopened(decoded)
+    assert not log.unopened(None)
