@@ -18,7 +18,7 @@ _MEMORY_S: Final = 5.0
 """The time over which the load is averaged."""
 _MIN_REQUESTS: Final = 4.0
 """Fewer requests than this within the time tell nothing of the next ones."""
-_QUIET_S: Final = 2.0
+QUIET_S: Final = 2.0
 """A load that comes after so long without any request is a new one: the quiet time does not count."""
 
 
@@ -59,7 +59,7 @@ class RecentLoad:
 
         now_s: the time, which never goes back
         """
-        if now_s - self._noted_s > _QUIET_S:
+        if now_s - self._noted_s > QUIET_S:
             self._begin(now_s)
         self._noted_s = now_s
         self._forget(now_s)

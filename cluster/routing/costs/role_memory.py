@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from cluster.routing.costs.recent_load import QUIET_S
 from cluster.routing.decision import RoleUse
 
 _MEMORY_S: Final = 3.0
@@ -48,6 +49,11 @@ class RoleMemory:
     def is_new(self) -> bool:
         """Whether so few rates were averaged that they are those of a load that has just begun."""
         return self._num_averaged < _FEW
+
+    def begin(self, now_s: float) -> None:
+        """Forget everything if the load that comes is another one than that of the last rates, after a quiet time."""
+        if now_s - self._at_s > QUIET_S:
+            self.use, self._rates, self._num_averaged = RoleUse.WEIGHED, None, 0
 
     def averaged(self, rates: StateRates, now_s: float) -> StateRates:
         """Return the average with those of the last seconds, as long as the choice has mattered; it is kept."""

@@ -112,8 +112,11 @@ def choose_role_use(
     """
     if not offered.num_requests:
         return RoleChoice()
-    gain_of_ignored = _GAIN_AT_FIRST if memory is not None and memory.is_new else _MIN_GAIN
-    memory = RoleMemory() if memory is None else memory
+    if memory is None:
+        memory, gain_of_ignored = RoleMemory(), _MIN_GAIN
+    else:
+        memory.begin(now_s)
+        gain_of_ignored = _GAIN_AT_FIRST if memory.is_new else _MIN_GAIN
     aims = _Aims(itl_s, math.inf if ttft_s is None else ttft_s)
     found = memory.averaged(_rates_of_states(offered, prefill, decode, aims), now_s)
     rate, before, chosen = offered.num_requests, memory.use, RoleUse.WEIGHED

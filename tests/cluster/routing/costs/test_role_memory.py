@@ -51,8 +51,13 @@ def test_rates_under_a_load_that_leaves_the_choice_open_are_forgotten() -> None:
     assert _note(memory, 25.0, 10.0) == 25.0
 
 
-def test_rates_of_long_ago_hardly_count() -> None:
+def test_after_a_quiet_time_everything_begins_anew() -> None:
     memory = RoleMemory()
     for number in range(20):
         _note(memory, 5.0, 0.5 * number)
-    assert _note(memory, 25.0, 60.0) == pytest.approx(25.0, rel=0.01)
+    found = []
+    for now_s in (11.4, 11.6):
+        memory.begin(now_s)
+        found.append((memory.use, memory.is_new))
+    assert found == [(RoleUse.KEPT, False), (RoleUse.WEIGHED, True)]
+    assert _note(memory, 25.0, 11.6) == 25.0
