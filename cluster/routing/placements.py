@@ -11,7 +11,7 @@ import msgspec
 
 from actors.core.requests.request import EngineCoreRequest
 from cluster.routing.base import EngineT
-from cluster.routing.costs.decode_neighbours import part_in_time
+from cluster.routing.costs.decode_neighbours import num_meeting_aims
 from cluster.routing.costs.request_facts import MIN_SCALE_S, RequestFacts
 from cluster.routing.costs.route_cost import (
     DecodeCost,
@@ -182,7 +182,7 @@ def prefix_source(fleet: Fleet[EngineT], chosen: Placement[EngineT], cached: Cac
 
 
 def is_overload(compared: Iterable[Compared[EngineT]], facts: RequestFacts) -> bool:
-    """Return whether more prompts wait that will be late than requests decode in time, at the engines compared.
+    """Return whether more prompts wait that will be late than requests meet both aims, at the engines compared.
 
     Prompts that wait are taken to be like this one. Without an aim for the time between tokens nobody is protected from
     prompts, and no engine kept free of them.
@@ -198,7 +198,7 @@ def is_overload(compared: Iterable[Compared[EngineT]], facts: RequestFacts) -> b
     )
     for one in prompts:
         if num_late > 0 and one.work.prediction is not None:
-            num_late -= one.work.num_decodes * part_in_time(facts, one.work, one.work.prediction)
+            num_late -= num_meeting_aims(facts, one.work, one.work.prediction)
     return num_late > 0
 
 

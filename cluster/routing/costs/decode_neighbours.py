@@ -122,6 +122,34 @@ def part_in_time(facts: RequestFacts, work: EngineWork, prediction: StepPredicti
     return max(1 - num_late / max(work.num_decodes, 1.0), 0.0) * (1 - late)
 
 
+def mean_gap_s(facts: RequestFacts, work: EngineWork, to_come_s: float, so_far_s: float) -> float:
+    """Return the mean of the gaps between tokens that each of those that decode has had, and of those to come.
+
+    How many come is not known: what is left of an answer of the expected length, and at least half of one.
+
+    to_come_s: the mean of those to come; so_far_s: that of those so far, if it was not reported
+    """
+    had, num_gaps = work.num_gaps_of_each, facts.num_output_tokens
+    done = had / (had + max(num_gaps - had, num_gaps / 2))
+    return done * (work.decode_gap_s or so_far_s) + (1 - done) * to_come_s
+
+
+def num_meeting_aims(facts: RequestFacts, work: EngineWork, prediction: StepPrediction) -> float:
+    """Return how many of those that decode at an engine, or will, are expected to meet both aims.
+
+    The prompts that are queued there lengthen their gaps: all of them those of requests that decode now, and on average
+    half of them those of requests that are queued themselves.
+    """
+    if not work.num_decodes:
+        return 0.0
+    step_s = prediction.decode_step_s(work.num_decodes, work.num_context_tokens) / (1 - work.own_prompt_share)
+    part_beside = 1 - work.num_coming_decodes / work.num_decodes / 2
+    queued_s = part_beside * work.wait_s(facts.now_s) / max(facts.num_output_tokens, 1)
+    gap_s = mean_gap_s(facts, work, step_s + queued_s, step_s)
+    kept = 1 - miss_probability(gap_s, facts.itl_s, prediction.decode_sigma)
+    return work.num_decodes * kept * part_in_time(facts, work, prediction)
+
+
 def gap_miss_probability(
     facts: RequestFacts, work: EngineWork, prediction: StepPrediction, step_s: float, share: float
 ) -> float:

@@ -20,6 +20,7 @@ from cluster.routing.costs.decode_neighbours import (
     decodes_beside,
     delay_of_prompts,
     gap_miss_probability,
+    mean_gap_s,
     part_in_time,
 )
 from cluster.routing.costs.request_facts import RequestFacts, miss_probability
@@ -232,15 +233,10 @@ def decode_cost(
 def _more_misses(
     facts: RequestFacts, work: EngineWork, prediction: StepPrediction, gap_s: float, longer_s: float
 ) -> float:
-    """Return by how much those that decode will more probably miss their aim if their gaps to come are longer.
-
-    The aim is one for the mean of the gaps that they have had and of those to come. How many come is not known: what is
-    left of an answer of the expected length, and at least half of one.
-    """
-    so_far_s, sigma, num_gaps = work.decode_gap_s or gap_s, prediction.decode_sigma, facts.num_output_tokens
-    done = work.num_gaps_of_each / (work.num_gaps_of_each + max(num_gaps - work.num_gaps_of_each, num_gaps / 2))
+    """Return by how much those that decode will more probably miss their aim if their gaps to come are longer."""
+    sigma = prediction.decode_sigma
     before, after = (
-        miss_probability(done * so_far_s + (1 - done) * to_come_s, facts.itl_s, sigma)
+        miss_probability(mean_gap_s(facts, work, to_come_s, gap_s), facts.itl_s, sigma)
         for to_come_s in (gap_s, longer_s)
     )
     return after - before

@@ -39,9 +39,11 @@ decodes is a guess until there have been some, and an optimistic one."""
 _STAYS: Final = 1.1
 """The state that was chosen last is left once the other one is better by this factor: a change makes both kinds
 of requests late for as long as an answer takes."""
-_BEGINS, _ENDS = 0.6, 0.45
-"""From this part of what the worse state can do, the better one is chosen, and below that part it is left: both meet
-the aims then."""
+_KEPT_PARTS: Final = 0.4, 0.3
+_IGNORED_PARTS: Final = 0.6, 0.45
+"""From this part of what the worse state can do, the better one is chosen, and below the second part it is left: both
+meet the aims then. What engines can do is a guess under a small load, twice the truth at times, and more so where steps
+mix prompts with decodes (docs/decisions/0073). To keep roles is safe then, and to ignore them is not."""
 _MOST_PROMPTS, _MOST_DECODES, _MOST_IGNORED = 3.0, 1.5, 1.15
 """Up to this many times what engines can do for prompts, for decodes, and without roles. Beyond that neither state
 meets the aims, and a load that does not last is served best by what each request finds now. Engines for prompts have a
@@ -121,14 +123,15 @@ def choose_role_use(
     found = memory.averaged(_rates_of_states(offered, prefill, decode, aims), now_s)
     rate, before, chosen = offered.num_requests, memory.use, RoleUse.WEIGHED
     most_kept = min(_MOST_PROMPTS * found.prompts, _MOST_DECODES * found.decodes)
-    for use, least_gain, most, own, other in (
-        (RoleUse.KEPT, _MIN_GAIN, most_kept, found.kept, found.ignored),
-        (RoleUse.IGNORED, gain_of_ignored, _MOST_IGNORED * found.ignored, found.ignored, found.kept),
+    kept, ignored = found.kept, found.ignored
+    for use, (begins, ends), least_gain, most, own, other in (
+        (RoleUse.KEPT, _KEPT_PARTS, _MIN_GAIN, most_kept, kept, ignored),
+        (RoleUse.IGNORED, _IGNORED_PARTS, gain_of_ignored, _MOST_IGNORED * ignored, ignored, kept),
     ):
         gain = least_gain if before is RoleUse.WEIGHED else 1 / _STAYS if before is use else max(_STAYS, least_gain)
-        if own > gain * other and (_ENDS if before is use else _BEGINS) * other < rate < most:
+        if own > gain * other and (ends if before is use else begins) * other < rate < most:
             chosen = use
-    memory.note(chosen, matters=rate > _ENDS * min(found.kept, found.ignored))
+    memory.note(chosen, matters=rate > _KEPT_PARTS[1] * min(kept, ignored))
     return RoleChoice(chosen, rate, found.kept, found.ignored)
 
 

@@ -665,6 +665,15 @@ def test_as_long_as_more_decode_in_time_than_wait_in_vain_they_are_protected() -
     assert computing == {"prefill-0": 6}
 
 
+def test_those_whose_gaps_a_queue_of_prompts_makes_too_long_are_not_protected() -> None:
+    cluster = Cluster(engine("prefill-0"), engine("decode-0"))
+    cluster.engines[1].reports(num_decodes=40, num_decodes_in_time=40, decode_gap_s=0.02)
+    cluster.book.note_report(cluster.engines[1])
+    queue_at(cluster, "decode-0", 2)
+    uses, _ = _burst(cluster, 6)
+    assert uses[-1] is RoleUse.OVERLOADED
+
+
 @pytest.mark.parametrize("aims", [Slo(itl_s=0.025), Slo(ttft_s=1.0)])
 def test_requests_without_one_of_the_aims_find_no_overload(aims: Slo) -> None:
     cluster = Cluster(engine("prefill-0"), engine("decode-0"))

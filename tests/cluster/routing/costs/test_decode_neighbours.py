@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from cluster.routing.costs.decode_neighbours import decodes_beside
+from cluster.routing.costs.decode_neighbours import decodes_beside, num_meeting_aims
 from cluster.routing.costs.request_facts import RequestFacts
 from cluster.routing.costs.route_cost import decode_cost, prompt_cost
 from cluster.routing.costs.step_prediction import StepPrediction
@@ -88,3 +88,27 @@ def test_a_prompt_that_will_be_late_is_computed_in_larger_chunks() -> None:
     in_time, late = (prompt_cost(FACTS, engine, STEPS, 0).seconds for engine in engines)
     assert in_time == STEPS.prefill_steps(1024, 0, 10, 10_000, 2048, 0.012).seconds
     assert late == STEPS.prefill_steps(1024, 0, 10, 10_000, 2048, 0.048).seconds < in_time
+
+
+def test_those_whose_gaps_a_queue_of_prompts_makes_too_long_meet_their_aims_no_more() -> None:
+    facts = RequestFacts(1024, 100, ttft_s=5.0, itl_s=0.02, now_s=50.0)
+
+    def meeting(wait_s: float, num_coming: float = 0.0, **numbers: float) -> float:
+        ten = {"num_decodes": 10, "num_context_tokens": 10_000, "num_coming_decodes": num_coming}
+        return num_meeting_aims(facts, work(**ten, queue_end_s=50.0 + wait_s, **numbers), STEPS)
+
+    assert num_meeting_aims(facts, work(), STEPS) == 0.0
+    assert meeting(0.0) == pytest.approx(10, rel=1e-3)
+    longest_s = 100 * (0.02 - STEPS.decode_step_s(10, 10_000))
+    assert meeting(longest_s) == pytest.approx(5, rel=0.01), "a tie between the mean of the gaps and the aim"
+    assert meeting(2 * longest_s) < 0.1
+    # Of those that are queued themselves each has half of the others behind it, on average.
+    assert meeting(2 * longest_s, num_coming=10) == pytest.approx(5, rel=0.01)
+    # Most of an answer has come already, with short gaps.
+    assert meeting(2 * longest_s, num_gaps_of_each=90, decode_gap_s=0.01) > 9
+
+
+def test_those_that_had_their_first_tokens_too_late_meet_their_aims_no_more() -> None:
+    facts = RequestFacts(1024, 100, ttft_s=5.0, itl_s=0.02, now_s=50.0)
+    engine = work(num_decodes=10, num_context_tokens=10_000, num_late=4)
+    assert num_meeting_aims(facts, engine, STEPS) == pytest.approx(6, rel=1e-3)

@@ -161,6 +161,19 @@ def test_the_better_state_is_chosen_where_only_it_meets_the_aims(
     assert uses == [RoleUse.WEIGHED, better, RoleUse.WEIGHED], "below what both do, between, and above both"
 
 
+def test_roles_are_kept_under_smaller_loads_than_they_are_ignored() -> None:
+    """Predictions are guesses under a small load, and optimistic ones where steps mix prompts with decodes."""
+
+    def least_part(better: RoleUse, *sizes: float, itl_s: float) -> float:
+        both = _choose(_offered(1.0, *sizes), itl_s=itl_s)
+        worse = min(both.kept_per_s, both.ignored_per_s)
+        parts = (number / 100 for number in range(1, 101))
+        return next(part for part in parts if _choose(_offered(part * worse, *sizes), itl_s=itl_s).use is better)
+
+    assert least_part(RoleUse.KEPT, 512, 512, 64, itl_s=0.6 * _AIM_S) == pytest.approx(0.4, abs=0.02)
+    assert least_part(RoleUse.IGNORED, 64, 64, 500, itl_s=0.03) == pytest.approx(0.6, abs=0.02)
+
+
 @pytest.mark.parametrize("slowness", [1.3, 1.5, 1.7])
 @pytest.mark.parametrize("per_s", [3, 4, 5, 6, 8, 10, 12, 14, 16, 20])
 def test_the_state_does_not_change_as_often_as_the_speed_of_an_engine(slowness: float, per_s: float) -> None:
