@@ -205,6 +205,19 @@ def test_a_state_is_left_for_one_that_is_better_and_not_for_one_that_may_be() ->
     assert lasting[-1] is not RoleUse.KEPT
 
 
+@pytest.mark.parametrize(("quiet_s", "expected"), [(1.0, RoleUse.KEPT), (3.0, RoleUse.WEIGHED)])
+def test_the_choice_of_an_old_load_does_not_outlast_a_quiet_time(quiet_s: float, expected: RoleUse) -> None:
+    memory = RoleMemory()
+
+    def use_at(now_s: float, part: float) -> RoleUse:
+        without_roles = _choose(_offered(1.0, 512, 512, 64), itl_s=0.6 * _AIM_S).ignored_per_s
+        load = _offered(part * without_roles, 512, 512, 64)
+        return choose_role_use(load, [_engine()], [_engine()], 0.6 * _AIM_S, memory=memory, now_s=now_s).use
+
+    assert {use_at(number / 2, 0.8) for number in range(10)} == {RoleUse.KEPT}
+    assert use_at(4.5 + quiet_s, 0.35) is expected, "too small a load to begin to keep roles, and none to cease"
+
+
 @pytest.mark.parametrize(("prompt", "first"), [(64, RoleUse.IGNORED), (2048, RoleUse.WEIGHED)])
 def test_roles_are_ignored_at_the_beginning_of_a_load_only_if_that_is_clearly_better(
     prompt: float, first: RoleUse
