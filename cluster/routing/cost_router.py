@@ -294,14 +294,17 @@ class CostRouter:
                 yield Placement(total_s, None, engine, prompt, decoding, adapter_s)
         for one in compared:
             soonest_s = one.soonest_s()
-            for other in [by_group[id(group)] for group in one.group.consumers]:
+            for other in [by_group[id(group)] for group in one.group.consumers if one.prefill]:
+                there = other.group
+                consumers = [
+                    (there.ranks[index], there.engines[index], other.decoding(index, soonest_s))
+                    for index in other.decode
+                ]
                 for index in one.prefill:
                     rank, prompt, engine = one.group.ranks[index], one.prompt(index), one.group.engines[index]
-                    for number in other.decode:
-                        if other.group.ranks[number] <= rank:
+                    for higher, consumer, decoding in consumers:
+                        if higher <= rank:
                             continue
-                        decoding = other.decoding(number, soonest_s)
-                        consumer = other.group.engines[number]
                         if has_adapter:
                             adapter_s = self._adapter_s(request, prompt, engine, consumer)
                         total_s = pair_total(facts, prompt, decoding, adapter_s)

@@ -63,6 +63,7 @@ class EngineGroup(Generic[EngineT]):
             list(range(len(engines))),
         ]
         """For each use the numbers of the engines that are for it."""
+        self._are_few = max(map(len, self.members)) <= NUM_CANDIDATES
         self.is_for = [
             [role.computes_prompts for role in roles],
             [role.generates for role in roles],
@@ -90,14 +91,13 @@ class EngineGroup(Generic[EngineT]):
 
         draw: a random number
         """
-        num_compared = NUM_CANDIDATES
-        if max(map(len, self.members)) <= num_compared:
+        if self._are_few:
             return [list(members) for members in self.members]
         cheapest = (np.maximum(self._queue_end_s, now_s) + self._rest_s).argmin(axis=1).tolist()
         found: list[list[int]] = []
         for members, first in zip(self.members, cheapest, strict=True):
             chosen = [first] if members else []
-            for number in range(1, num_compared if members else 0):
+            for number in range(1, NUM_CANDIDATES if members else 0):
                 drawn = members[(draw >> (16 * number)) % len(members)]
                 if drawn not in chosen:
                     chosen.append(drawn)

@@ -118,7 +118,7 @@ class Compared(Generic[EngineT]):
             work.prediction,
             num_cached,
             fetch,
-            coming_s=self._coming_s(index),
+            coming_s=self._coming_s(index, work),
             prefers_prompts=self.group.prefer_prompts[index] and not self._ignores_roles,
             ignores_roles=self._ignores_roles,
         )
@@ -126,11 +126,11 @@ class Compared(Generic[EngineT]):
 
     def decoding(self, index: int, begins_in_s: float) -> DecodeCost:
         """Return the cost of decoding at an engine. begins_in_s: the time until the prompt is computed"""
-        if not (coming_s := self._coming_s(index)):
+        work = self.group.works[index]
+        if not (coming_s := self._coming_s(index, work)):
             begins_in_s = 0.0
         if (known := self._decodings.get((index, begins_in_s))) is not None:
             return known
-        work = self.group.works[index]
         assert work.prediction is not None, "the fleet is sure"
         num_cached = self._cached.length_of(work.key)
         cost = self._decodings[index, begins_in_s] = decode_cost(
@@ -145,11 +145,11 @@ class Compared(Generic[EngineT]):
         )
         return cost
 
-    def _coming_s(self, index: int) -> float:
+    def _coming_s(self, index: int, work: EngineWork) -> float:
         # Engines that do both would swing if reports are late: each looks empty to those who come behind a queue.
-        if self._ignores_roles or self.group.are_both[index]:
+        if not work.num_decodes or self._ignores_roles or self.group.are_both[index]:
             return 0.0
-        return max(self.coming_s, self.group.works[index].wait_s(self._facts.now_s))
+        return max(self.coming_s, work.wait_s(self._facts.now_s))
 
     def soonest_s(self) -> float:
         """Return the time until the prompt is computed at the engine of those for pairs that has it first."""

@@ -142,7 +142,8 @@ class EngineWork:
 
     def wait_s(self, now_s: float) -> float:
         """Return the time until the queue of prompts is empty."""
-        return max(self.queue_end_s - now_s, 0.0)
+        wait_s = self.queue_end_s - now_s
+        return wait_s if wait_s > 0 else 0.0
 
     def step_limits(self, wait_s: float = 0.0) -> tuple[int, float]:
         """Return the most tokens and seconds (0: any) of a step with decodes and a prompt that begins in wait_s."""

@@ -72,7 +72,7 @@ class ExtraKeys:
 class BlockHasher:
     """Hashes full blocks of one block size with one key. A hasher has no state, so requests share one."""
 
-    __slots__ = ("_begin", "_cut", "_key", "block_size")
+    __slots__ = ("_begin", "_cut", "_key", "_plain_root", "block_size")
 
     def __init__(self, block_size: int, key: BlockHashKey) -> None:
         self.block_size = block_size
@@ -80,6 +80,7 @@ class BlockHasher:
         # Copying a keyed hash object costs half as much as making one.
         self._begin = blake2b(digest_size=HASH_SIZE_BYTES, key=key.value)
         self._cut = Struct(f"{block_size * calcsize('i')}s").iter_unpack
+        self._plain_root = self._digest(_ROOT)
 
     def extend(self, block_hashes: list[BlockHash], token_ids: Sequence[int], keys: ExtraKeys) -> None:
         """Append the hashes of the full blocks of token_ids that block_hashes does not have yet.
@@ -130,7 +131,7 @@ class BlockHasher:
 
     def root_hash(self, cache_salt: str | None) -> BlockHash:
         """Return the hash that block 0 has as its parent. It differs between no salt and an empty salt."""
-        return self._digest(_ROOT if cache_salt is None else _ROOT + b"\0" + cache_salt.encode())
+        return self._plain_root if cache_salt is None else self._digest(_ROOT + b"\0" + cache_salt.encode())
 
     def _digest(self, content: bytes) -> BlockHash:
         digest = self._begin.copy()

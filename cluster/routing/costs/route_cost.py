@@ -288,7 +288,7 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
         decode_engine_id=decode.work.key[0],
         num_cached_tokens=prompt.num_cached_tokens,
         prefill_wait_s=prompt.wait_s,
-        decode_wait_s=_late_s(prompt, decode),
+        decode_wait_s=max(decode.wait_s - prompt.wait_s, 0.0),
         prefill_s=prompt.seconds,
         decode_s=decode.seconds,
         inflicted_s=delay_of_others_s(prompt, decode),
@@ -306,8 +306,8 @@ def terms(way: Way, facts: RequestFacts, prompt: PromptCost, decode: DecodeCost,
 
 
 def _ttft_s(prompt: PromptCost, decode: DecodeCost, adapter_s: float) -> float:
-    waits_s = prompt.wait_s + _late_s(prompt, decode) + _room_s(prompt, decode)
-    return waits_s + prompt.fetch_s + prompt.seconds + adapter_s
+    # Prefill begins when blocks are reserved at the decode engine: after the queues of both.
+    return max(prompt.wait_s, decode.wait_s) + _room_s(prompt, decode) + prompt.fetch_s + prompt.seconds + adapter_s
 
 
 def delay_of_others_s(prompt: PromptCost, decode: DecodeCost) -> float:
@@ -339,19 +339,16 @@ def exposed_transfer_s(facts: RequestFacts, prompt: PromptCost, decode: DecodeCo
     link, num_bytes = work.link_to(consumer), _kv_bytes(facts, work, decode.num_cached_tokens)
     own_s, state_s = num_bytes / link.bytes_per_s, _state_bytes(work) / link.bytes_per_s
     hidden_s = prompt.exposed_from_s
-    after_queue_s = work.sent_in_s(consumer, num_bytes) - prompt.wait_s - hidden_s
-    return link.round_trip_s + max(own_s * prompt.last_part, own_s - hidden_s, after_queue_s) + state_s
+    exposed_s = max(own_s * prompt.last_part, own_s - hidden_s)
+    if link.num_queued_bytes or work.num_queued_bytes:
+        exposed_s = max(exposed_s, work.sent_in_s(consumer, num_bytes) - prompt.wait_s - hidden_s)
+    return link.round_trip_s + exposed_s + state_s
 
 
 def fetch_s(work: EngineWork, source: EngineWork, num_tokens: int) -> float:
     """Return the seconds in which an engine gets so many tokens' KV, and the state after them, from another engine."""
     num_bytes = num_tokens * source.kv_bytes_per_token + _state_bytes(source)
     return source.link_to(work.key[0]).round_trip_s + source.sent_in_s(work.key[0], num_bytes)
-
-
-def _late_s(prompt: PromptCost, decode: DecodeCost) -> float:
-    """Return how long the decode engine's queue delays the start: prefill begins when blocks are reserved there."""
-    return max(decode.wait_s - prompt.wait_s, 0.0)
 
 
 def _room_s(prompt: PromptCost, decode: DecodeCost) -> float:

@@ -49,7 +49,8 @@ MAX_ENGINE_BLOCKS: Final = 1 << 20
 """The most blocks of one engine that count towards the size, so that no engine's claim makes the index coarse."""
 _UNKNOWN_NUM_BLOCKS: Final = 200_000
 """How many blocks the index keeps as long as no engine has said how many it has."""
-_KEY_MASK: Final = np.uint64((1 << 60) - 1)
+_KEY_BITS: Final = (1 << 60) - 1
+_KEY_MASK: Final = np.uint64(_KEY_BITS)
 _SHARD_BLOCKS: Final = 2730
 """The most blocks of a shard. CPython gives a dictionary of up to 2^13 / 3 entries 2^13 slots, however it is used."""
 _SHARD_BYTES: Final = 147_600 + 32 * _SHARD_BLOCKS
@@ -58,6 +59,8 @@ _GUESS_BYTES: Final = 400
 """The size of what is kept of a guess beside 8 bytes for each block."""
 _SLICE_BLOCKS: Final = 8192
 """How many blocks one slice of a sweep visits, in about a millisecond."""
+_FEW: Final = 8
+"""Up to so many keys an array takes longer than a list."""
 _MAX_SLOTS: Final = 8192
 _MAX_GONE: Final = 1024
 
@@ -240,7 +243,7 @@ class PrefixIndex:
 
     def _find_last(self, block_hashes: Sequence[BlockHash], slots: int) -> Iterator[tuple[int, int]]:
         """Yield numbers of blocks, and the bits, of those given, of the engines that have a state after so many."""
-        left, keys = slots & self._live, _keys_of(block_hashes).tolist()
+        left, keys = slots & self._live, _key_list(block_hashes)
         for num_blocks in range(len(keys), 0, -1):
             if not left:
                 return
@@ -254,7 +257,7 @@ class PrefixIndex:
         """Yield numbers of blocks, and the bits, of those given, of the engines that have so many and no more."""
         shards, num_shards, stride = self._shards, len(self._shards), self.stride
         left, last, num_found = self._live & slots, None, 0
-        for key in _keys_of(block_hashes[stride - 1 :: stride]).tolist():
+        for key in _key_list(block_hashes[stride - 1 :: stride]):
             holders = shards[key % num_shards].get(key)
             if holders is not last or holders is None:
                 last = holders
@@ -389,3 +392,9 @@ class PrefixIndex:
 
 def _keys_of(block_hashes: Sequence[BlockHash]) -> BlockKeys:
     return np.frombuffer(b"".join(block_hashes), "<u8")[::2] & _KEY_MASK
+
+
+def _key_list(block_hashes: Sequence[BlockHash]) -> list[int]:
+    if len(block_hashes) > _FEW:
+        return list(_keys_of(block_hashes).tolist())
+    return [int.from_bytes(block_hash[:8], "little") & _KEY_BITS for block_hash in block_hashes]
